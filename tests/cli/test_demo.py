@@ -96,7 +96,7 @@ def test_demo_runs_on_the_device_that_is_named(process, target):
 def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
     from tilewright import UnsupportedError
     from tilewright_kit.commands.problem_command import Preparation
-    from tilewright_tools.cli.demo.demo import prepared
+    from tilewright_tools.cli.problems.loading import prepared
 
     class Gpu:
         def run(self, operation, inputs, device):
@@ -104,7 +104,7 @@ def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
 
     weight = object()
     steps = {"b": Preparation("gemm_pack_b", "b")}
-    assert prepared(Gpu(), steps, {"a": None, "b": weight}, "cuda:0") == {"a": None, "b": weight}
+    assert prepared(Gpu(), steps, {"a": None, "b": weight}, "cuda:0", required=False) == {"a": None, "b": weight}
 
 
 def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tilewright_kit.commands.cases import (
     NO,
     YES,
+    check_number,
     check_positive,
     check_words,
     wrong,
@@ -25,7 +26,7 @@ __all__ = ["DIRECTIONS", "DTYPES", "MASKS", "AttentionCase"]
 
 Array = npt.NDArray[Any]
 
-DIRECTIONS = {"fwd": "attention", "bwd": "attention_backward"}
+DIRECTIONS = {"fwd": "attention", "bwd": "attention_backward", "append": "kv_append"}
 """Names in shape files, and the operations that they mean."""
 MASKS = ("", "no", "top_left", "bottom_right")
 DTYPES = ("fp32", "fp16", "bf16", "fp8")
@@ -61,17 +62,58 @@ class AttentionCase:
     page: int = 0
     """Tokens of a page; 0: keys and values are not in pages."""
     lse: str = ""
+    scale: str = ""
+    """Factor of the scores; empty: hdim ** -0.5."""
+    bias: str = ""
+    """``yes``: a matrix [Sq, Sk] is added to the scores; ``alibi``: slopes of the heads."""
+    softcap: str = ""
+    sinks: str = ""
+    """``yes``: a learned logit for each head."""
+    sink_size: int = 0
+    """First keys that a window leaves in sight."""
+    dropout: str = ""
+    """Probability with which weights are dropped."""
+    splits: int = 0
+    """Parts that the keys are cut into; 0: the planner decides."""
+    descale: str = ""
+    """``yes``: a factor for each of the 8-bit operands."""
+    rope: str = ""
+    """Rotation of appended keys: ``interleaved`` or ``half``."""
 
     def checked(self, where: str) -> AttentionCase:
         """Itself, if its words can be read. Raises ``InvalidArgumentError``."""
         check_positive(self, where, ("batch", "heads", "seq_k", "hdim"))
         words = {"direction": tuple(DIRECTIONS), "mask": MASKS, "layout": ("bhsd", "bshd"), "dtype": DTYPES}
-        check_words(self, where, words | {"varlen": (*YES, *NO), "lse": (*YES, *NO)})
+        switches = dict.fromkeys(("varlen", "lse", "sinks", "descale"), (*YES, *NO))
+        steps = {"bias": ("alibi", *YES, *NO), "rope": ("interleaved", "half", *NO)}
+        check_words(self, where, words | switches | steps)
+        for name in ("scale", "softcap", "dropout"):
+            check_number(self, where, name)
+        self._check_direction(where)
         if self.window and not _WINDOW.fullmatch(self.window):
             raise wrong(where, "window", self.window, "window is no pair of numbers", "write it as 128,0 (-1: all)")
         if self.direction == "bwd" and self.page:
             raise wrong(where, "page", self.page, "there are no gradients of pages", "leave page out, or use fwd")
         return self
+
+    def _check_direction(self, where: str) -> None:
+        """Raise ``InvalidArgumentError`` for columns that the direction has no use for."""
+        unused = {
+            "fwd": ("rope",),
+            "bwd": ("rope", "lse", "splits", "descale"),
+            "append": (
+                "mask", "window", "lse", "scale", "bias", "softcap", "sinks", "sink_size", "dropout", "splits",
+                "descale", "varlen",
+            ),
+        }[self.direction]  # fmt: skip
+        for name in unused:
+            value = getattr(self, name)
+            if value and str(value).lower() not in NO:
+                reason = f"{name} has no effect in the direction {self.direction}"
+                raise wrong(where, name, value, reason, "leave it out")
+        if self.direction == "append" and self.queries > self.seq_k:
+            fix = f"append {self.seq_k} rows or fewer"
+            raise wrong(where, "seq_q", self.seq_q, f"a cache of {self.seq_k} rows has no room", fix)
 
     # ---- sizes ----
 
@@ -91,6 +133,10 @@ class AttentionCase:
     def is_varlen(self) -> bool:
         return self.varlen.lower() in YES
 
+    def is_on(self, name: str) -> bool:
+        """True if a column of words says more than no."""
+        return getattr(self, name).lower() not in NO
+
     # ---- what sweeps ask ----
 
     @property
@@ -108,11 +154,17 @@ class AttentionCase:
         parts += [f"window {self.window}"] if self.window else []
         parts += ["varlen"] if self.is_varlen else []
         parts += [f"pages of {self.page}"] if self.page else []
+        parts += [f"{name} {getattr(self, name)}" for name in ("scale", "softcap", "dropout") if getattr(self, name)]
+        parts += [self.bias if self.bias == "alibi" else "+bias"] if self.is_on("bias") else []
+        parts += ["+sinks"] if self.is_on("sinks") else []
+        parts += [f"rope {self.rope}"] if self.is_on("rope") else []
         return " ".join([*parts, *([self.layout] if self.layout != "bhsd" else [])])
 
     @property
     def flops(self) -> int:
-        """2 (D + Dv) for every query and key that it sees; of gradients two and a half times that."""
+        """2 (D + Dv) for every query and key that it sees; of gradients two and a half times that; 0 of appending."""
+        if self.direction == "append":
+            return 0
         pairs = self.batch * self.heads * self._seen()
         if self.direction == "bwd":
             return 2 * pairs * (3 * self.hdim + 2 * self.values)
@@ -159,6 +211,8 @@ class AttentionCase:
         return TensorDesc.of(kind, shape, (rows * heads * columns, columns, heads * columns, 1))
 
     def request(self) -> OperationRequest:
+        if self.direction == "append":
+            return self._append()
         q = self.tensor(self.heads, self.queries, self.hdim)
         inputs, attributes = {"q": q}, self._words()
         if self.is_varlen:
@@ -183,6 +237,37 @@ class AttentionCase:
             inputs["lse"] = TensorDesc.of("fp32", lse)
         elif self.lse.lower() in YES:
             attributes["return_lse"] = True
+        self._scores(inputs)
+        return OperationRequest(self.operation, inputs, {}, attributes)
+
+    def _scores(self, inputs: dict[str, TensorDesc]) -> None:
+        """Operands of the scores, and factors of 8-bit ones."""
+        if self.bias == "alibi":
+            inputs["alibi_slopes"] = TensorDesc.of("fp32", (self.heads,))
+        elif self.is_on("bias"):
+            dtype = "fp32" if self.dtype == "fp8" else self.dtype
+            inputs["bias"] = TensorDesc.of(dtype, (1, 1, self.queries, self.seq_k))
+        if self.is_on("sinks"):
+            inputs["sinks"] = TensorDesc.of("fp32", (self.heads,))
+        if self.is_on("descale"):
+            inputs |= {f"{name}_descale": TensorDesc.of("fp32", ()) for name in "qkv"}
+
+    def _append(self) -> OperationRequest:
+        """New rows, as many as queries, for a cache with room for ``seq_k`` of each sequence."""
+        inputs, attributes = {}, dict[str, Attribute]()
+        for name, columns in (("k", self.hdim), ("v", self.values)):
+            inputs[f"{name}_new"] = self.tensor(self.kv_heads, self.queries, columns)
+            shape: tuple[int, ...] = (self.batch, self.kv_heads, self.seq_k, columns)
+            if self.page:
+                shape = (self.batch * -(-self.seq_k // self.page), self.page, self.kv_heads, columns)
+            inputs[f"{name}_past"] = TensorDesc.of(self.dtype, shape)
+        inputs["seqlens_k"] = TensorDesc.of("int32", (self.batch,))
+        if self.page:
+            inputs["block_table"] = TensorDesc.of("int32", (self.batch, -(-self.seq_k // self.page)))
+        if self.is_on("rope"):
+            attributes["rope"] = self.rope
+            for name in ("rotary_cos", "rotary_sin"):
+                inputs[name] = TensorDesc.of("fp32", (self.seq_k, self.hdim // 2))
         return OperationRequest(self.operation, inputs, {}, attributes)
 
     def _words(self) -> dict[str, Attribute]:
@@ -194,4 +279,11 @@ class AttentionCase:
                 found["causal"] = True
         elif self.mask not in ("", "no"):
             found["mask"] = self.mask
+        for column, name in (("scale", "scale"), ("softcap", "softcap"), ("dropout", "dropout_p")):
+            if getattr(self, column):
+                found[name] = float(getattr(self, column))
+        if self.sink_size:
+            found["sink_size"] = self.sink_size
+        if self.splits:
+            found["num_splits"] = self.splits
         return found

@@ -46,6 +46,9 @@ class AttentionCommand(ProblemCommand):
             "1 32 8192 128 --heads-k 8 --queries 1 --paged 64 --dtype bf16    a step of decoding",
             "4 8 512 64 --varlen --mask bottom_right --validate",
             "2 8 256 64 --backward --causal --validate --json",
+            "2 8 128 64 --bias alibi --softcap 30 --sinks --dropout 0.1 --lse --validate",
+            "1 32 4096 128 --queries 1 --splits 4 --dtype bf16 --validate",
+            "2 8 256 64 --queries 3 --append --rope half --paged 16 --validate    new rows of a cache",
         ),
         "explain": (
             "1 16 2048 128 --causal --dtype bf16",
@@ -74,6 +77,26 @@ class AttentionCommand(ProblemCommand):
         flag("backward", "The gradients of queries, keys and values.", "--backward"),
         option("dtype", "fp32", "Element type: fp32, fp16, bf16, fp8."),
         option("layout", "bhsd", "bhsd: heads before rows; bshd: rows before heads."),
+    )
+    steps = (
+        option("scale", "", "Factor of the scores. Default: D ** -0.5.", metavar="NUMBER"),
+        option("bias", "", "yes: a matrix is added to the scores; alibi: slopes.", words=("yes", "alibi"), strict=True),
+        option("softcap", "", "Bend scores to below so much.", metavar="NUMBER"),
+        flag("sinks", "A learned logit for each head takes its part of every row.", "--sinks"),
+        option("sink_size", 0, "First keys that a window leaves in sight.", least=0),
+        option("dropout", "", "Probability with which weights are dropped.", metavar="NUMBER", swept=False),
+        option("splits", 0, "Parts that the keys are cut into; 0: the planner decides.", "--splits", least=0),
+        flag("lse", "Logarithms of the rows' sums as another result.", "--lse"),
+        flag("descale", "A factor for each of the 8-bit operands.", "--descale"),
+        flag("append", "Add as many rows as queries to a cache with room for KEYS.", "--append", swept=False),
+        option(
+            "rope",
+            "",
+            "Rotate what is appended: interleaved or half.",
+            words=("interleaved", "half"),
+            strict=True,
+            swept=False,
+        ),
     )
     columns = (
         option("direction", "fwd", "Directions of rows that name none, comma-separated: fwd, bwd."),
@@ -131,12 +154,19 @@ class AttentionCommand(ProblemCommand):
 
     def case(self, given: Mapping[str, Any]) -> AttentionCase:
         from tilewright_fmha.commands.cases import AttentionCase
+        from tilewright_kit.commands.cases import wrong
 
         fields = dict(given)
-        causal, backward, varlen = (fields.pop(name, False) for name in ("causal", "backward", "varlen"))
+        causal, backward, varlen, append = (
+            fields.pop(name, False) for name in ("causal", "backward", "varlen", "append")
+        )
+        if append and backward:
+            raise wrong("the command line", "append", True, "what is appended has no gradients", "leave one out")
+        fields |= {name: "yes" if fields[name] else "" for name in ("sinks", "lse", "descale") if name in fields}
         if causal and not fields.get("mask"):
             fields["mask"] = "top_left"
-        fields |= {"direction": "bwd" if backward else "fwd", "varlen": "yes" if varlen else ""}
+        direction = "append" if append else "bwd" if backward else "fwd"
+        fields |= {"direction": direction, "varlen": "yes" if varlen else ""}
         return AttentionCase(**fields).checked("the command line")
 
     def describe(self, case: AttentionCase) -> Mapping[str, Any]:
@@ -148,7 +178,9 @@ class AttentionCommand(ProblemCommand):
         }  # fmt: skip
 
     def compared(self, case: AttentionCase, inputs: Mapping[str, Any], name: str, output: Any) -> Any:
-        """Rows behind the last sequence belong to none, and are not written."""
+        """Rows behind the last sequence belong to none, and are not written; of a cache the new rows are."""
+        if case.direction == "append":
+            return _appended(case, inputs, output) if name in ("k_cache", "v_cache") else output
         if not case.is_varlen:
             return output
         rows = int(inputs["cu_seqlens_k" if name in ("dk", "dv") else "cu_seqlens_q"][-1])
@@ -195,6 +227,20 @@ def _numbers(name: str, text: str) -> list[tuple[str, int]]:
             fix="join them by x, with * for any: 4x1x1x4x1x1 or 4x*x1",
         )
     return [(place, int(size)) for place, size in zip(_PLACES, sizes, strict=False) if size != "*"]
+
+
+def _appended(case: AttentionCase, inputs: Mapping[str, Any], cache: Any) -> Any:
+    """The new rows of a cache: [rows of all sequences, heads, elements]."""
+    import numpy as np
+
+    found = []
+    for item, length in enumerate(inputs["seqlens_k"]):
+        rows = np.arange(int(length), int(length) + case.queries)
+        if case.page:
+            found.append(cache[inputs["block_table"][item][rows // case.page], rows % case.page])
+        else:
+            found.append(cache[item, :, rows])
+    return np.concatenate(found)
 
 
 COMMAND = AttentionCommand()

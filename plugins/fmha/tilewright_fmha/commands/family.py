@@ -66,6 +66,12 @@ class AttentionFamily:
         if case.is_varlen:
             fix = "use items of one size; run attention does the others"
             raise wrong(where, "varlen", case.varlen, "sweeps do not know sequences end to end", fix)
+        if case.direction == "append":
+            fix = "use fwd or bwd; run attention --append does it"
+            raise wrong(where, "direction", case.direction, "sweeps do not append", fix)
+        if case.dropout:
+            fix = "leave dropout out; run attention does it"
+            raise wrong(where, "dropout", case.dropout, "sweeps do not drop weights", fix)
         return case
 
     def settle(self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
@@ -76,6 +82,11 @@ class AttentionFamily:
             table = inputs["block_table"]
             table[...] = rng.permutation(table.size).reshape(table.shape)
             inputs["seqlens_k"][...] = case.seq_k
+        if "alibi_slopes" in inputs:
+            inputs["alibi_slopes"][...] = 2.0 ** -rng.uniform(1, 6, case.heads)
+        for name in ("q_descale", "k_descale", "v_descale"):
+            if name in inputs:
+                inputs[name][...] = rng.uniform(0.5, 1.5)
         if case.direction == "bwd":
             seen = case.seen_by_row()
             inputs["lse"][...] = np.where(seen > 0, np.log(np.maximum(seen, 1)) + 0.5, -np.inf)
@@ -113,6 +124,7 @@ def _part(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int
         picked["seqlens_k"] = inputs["seqlens_k"][item : item + 1]
     else:
         picked |= {name: inputs[name][item : item + 1, head : head + 1] for name in "kv"}
+    picked |= _shared(inputs, slice(own, own + 1))
     return Part(lambda out: out[item : item + 1, own : own + 1], smaller.request(), picked, "o")
 
 
@@ -123,12 +135,22 @@ def _gradients(case: AttentionCase, inputs: Mapping[str, Array], item: int, head
     request = smaller.request()
     mine = (slice(item, item + 1), slice(head * group, (head + 1) * group))
     keys = (slice(item, item + 1), slice(head, head + 1))
-    picked = {name: inputs[name][keys if name in ("k", "v") else mine] for name in request.inputs}
+    picked = _shared(inputs, mine[1])
+    picked |= {
+        name: inputs[name][keys if name in ("k", "v") else mine] for name in request.inputs if name not in picked
+    }
     places = {"dq": mine, "dk": keys, "dv": keys}
     return [
         Part(lambda out, place=place: out[place], request, picked, name)  # type: ignore[misc]
         for name, place in places.items()
     ]
+
+
+def _shared(inputs: Mapping[str, Array], heads: slice) -> dict[str, Array]:
+    """Operands of the scores for some heads of queries: the same for every item."""
+    found = {name: inputs[name][heads] for name in ("alibi_slopes", "sinks") if name in inputs}
+    whole = ("bias", "q_descale", "k_descale", "v_descale")
+    return found | {name: inputs[name] for name in whole if name in inputs}
 
 
 ATTENTION = AttentionFamily()

@@ -6,6 +6,7 @@ C [batch, M, N] = activation(scale_a * scale_b * (A [batch, M, K] x B [batch, K,
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from tilewright_kit.commands.cases import (
     add_bias,
     check_dtype,
     check_positive,
+    check_steps,
     check_words,
     float_output,
     step_attributes,
@@ -32,6 +34,7 @@ __all__ = ["LAYOUTS", "GemmCase"]
 Array = npt.NDArray[Any]
 
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+_GROUPS = re.compile(r"\d{1,9}(\+\d{1,9})*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,12 @@ class GemmCase:
     split_k: int = 0
     fast_accumulation: str = ""
     """``yes``: 8-bit floats may be summed with the fewer bits of the matrix unit."""
+    alpha: str = ""
+    """Factor of the product."""
+    clamp: str = ""
+    """``low:high``, either of which may be left out."""
+    groups: str = ""
+    """Rows of each product of a grouped call, in the place of ``m``: ``128+64+0``."""
 
     def checked(self, where: str) -> GemmCase:
         check_positive(self, where, ("m", "n", "k"))
@@ -77,22 +86,38 @@ class GemmCase:
                 fix = f"use {' or '.join(words[1:])}"
                 raise wrong(where, name, getattr(self, name), "there is no such scale", fix)
         check_words(self, where, {"fast_accumulation": (*YES, *NO)})
+        check_steps(self, where)
+        if self.groups and not _GROUPS.fullmatch(self.groups):
+            fix = "write the rows of each product as 128+64+0"
+            raise wrong(where, "groups", self.groups, "groups are no list of sizes", fix)
+        if self.groups and self.batch:
+            raise wrong(where, "groups", self.groups, "a group has no batch", "leave batch or groups out")
         return self
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each product of a grouped call; empty for a plain one."""
+        return tuple(map(int, self.groups.split("+"))) if self.groups else ()
 
     @property
     def label(self) -> str:
         """For people: ``16 of 64x64x64 fp16 rcr +bias Gelu``."""
         size = f"{self.m}x{self.n}x{self.k}"
+        if self.groups:
+            size = f"{self.groups} x{self.n}x{self.k}"
         parts = [f"{self.batch} of {size}" if self.batch else size, self.dtype, self.layout]
+        parts += [f"*{self.alpha}"] if self.alpha else []
         parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
         parts += [self.activation] if self.activation else []
+        parts += [f"clamp {self.clamp}"] if self.clamp else []
         parts += ["fast"] if self.fast else []
         return " ".join(parts)
 
     @property
     def flops(self) -> int:
-        return 2 * self.m * self.n * self.k * max(self.batch, 1)
+        rows = sum(self.rows) if self.groups else self.m * max(self.batch, 1)
+        return 2 * rows * self.n * self.k
 
     @property
     def depth(self) -> int:
@@ -105,7 +130,8 @@ class GemmCase:
     @property
     def is_plain(self) -> bool:
         """True if C is the product and nothing else."""
-        return not (self.bias or self.activation or self.d or self.scale_a or self.scale_b)
+        fused = self.bias or self.activation or self.d or self.scale_a or self.scale_b or self.alpha or self.clamp
+        return not (fused or self.groups)
 
     @property
     def fast(self) -> bool:
@@ -116,7 +142,19 @@ class GemmCase:
         return dataclasses.asdict(self)
 
     def request(self) -> OperationRequest:
-        """The request of this product."""
+        """The request of this product, or of all products of a group."""
+        if not self.groups:
+            return self._product()
+        found: dict[str, TensorDesc] = {}
+        for place, rows in enumerate(self.rows):
+            one = dataclasses.replace(self, m=rows, groups="")._product()
+            for name, desc in one.inputs.items():
+                base, bracket, index = name.partition("[")
+                found[f"{base}[{place}]{bracket}{index}"] = desc
+        attributes = {**one.attributes, "groups": len(self.rows)}
+        return OperationRequest("gemm", found, {}, attributes)
+
+    def _product(self) -> OperationRequest:
         a_type, b_type = DTYPES[self.dtype]
         lead = (self.batch,) if self.batch else ()
         inputs = {

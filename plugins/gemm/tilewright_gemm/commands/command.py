@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.commands.parameters import argument, option
+from tilewright_kit.commands.parameters import argument, flag, option
 from tilewright_kit.commands.problem_command import Example, Preparation, ProblemCommand
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ __all__ = ["COMMAND"]
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 _ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish")
+_BINARIES = ("MultiDAdd", "MultiDMultiply", "Add", "Multiply")
 _LAYERS = (
     ("query, key, value", 384, 1152, ""),
     ("attention output", 384, 384, ""),
@@ -36,6 +37,9 @@ class GemmCommand(ProblemCommand):
             "512 512 512 --validate",
             "128 4096 4096 --dtype bf16 --layout rcr --validate",
             "64 64 64 --batch 16 --activation Gelu --repeat 100 --json",
+            "512 512 512 --bias --d 1 --scale-a row --clamp 0:6 --validate",
+            "128 256 512 --groups 128+64+0 --dtype bf16 --validate    grouped",
+            "128 4096 4096 --layout rrr --packed --validate",
             "256 256 256 --kernel NAME    (names: tilewright kernels list)",
             "4096 4096 4096 --dtype bf16 --device cuda:0",
             "512 512 512 --target unix:/tmp/tw.sock",
@@ -61,6 +65,19 @@ class GemmCommand(ProblemCommand):
         option("out_dtype", "", "Element type of C. Default: what the operation says.", "--out-dtype"),
         option("activation", "", f"One of {', '.join(_ACTIVATIONS)}.", words=_ACTIVATIONS, strict=True),
         option("batch", 0, "Products in one call; 0: a plain one.", least=0),
+        option("groups", "", "Rows of each product of a grouped call, in the place of M: 128+64+0."),
+        flag("bias", "Add a row to every row of C.", "--bias"),
+        option("d", 0, "Matrices of C's shape that are brought in.", "--d", least=0),
+        option("binary", "", f"Step that brings them in: {', '.join(_BINARIES)}.", words=_BINARIES, strict=True),
+        option(
+            "scale_a", "", "Factors of A: one of the tensor, or one of each row.", words=("tensor", "row"), strict=True
+        ),
+        option("scale_b", "", "Factors of B: tensor or column.", words=("tensor", "column"), strict=True),
+        option("alpha", "", "Factor of the product.", metavar="NUMBER"),
+        option("clamp", "", "Bounds of the result: 0:6, 0: or :6.", metavar="LOW:HIGH"),
+        option("split_k", 0, "Parts that the sums are made in; 0: the planner decides.", least=0),
+        flag("fast_accumulation", "Sums of 8-bit floats may have fewer bits.", "--fast-accumulation"),
+        flag("packed", "Pack B first, once, and use it packed.", "--packed", swept=False),
     )
     columns = (
         option("dtype", "", "Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
@@ -79,12 +96,23 @@ class GemmCommand(ProblemCommand):
 
     def case(self, given: Mapping[str, Any]) -> GemmCase:
         from tilewright_gemm.commands.cases import GemmCase
+        from tilewright_kit.commands.cases import wrong
 
-        return GemmCase(**given).checked("the command line")
+        fields = {name: value for name, value in given.items() if name != "packed"}
+        fields |= {name: "yes" if fields[name] else "" for name in ("bias", "fast_accumulation") if name in fields}
+        case = GemmCase(**fields).checked("the command line")
+        if given.get("packed") and (case.groups or case.batch):
+            reason, fix = "only the B of a plain product is packed here", "leave batch and groups out"
+            raise wrong("the command line", "packed", "packed", reason, fix)
+        return case
+
+    def prepared(self, given: Mapping[str, Any]) -> Mapping[str, Preparation]:
+        return {"b": Preparation("gemm_pack_b", "b")} if given.get("packed") else {}
 
     def describe(self, case: GemmCase) -> Mapping[str, Any]:
         return {
-            "M": case.m, "N": case.n, "K": case.k, "batch": case.batch, "dtype": case.dtype, "layout": case.layout,
+            "M": case.m, "N": case.n, "K": case.k, "batch": case.batch, "groups": case.rows, "dtype": case.dtype,
+            "layout": case.layout,
         }  # fmt: skip
 
     def shown_kernel(self, kernels: Sequence[str]) -> str:

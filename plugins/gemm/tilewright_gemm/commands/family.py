@@ -72,7 +72,9 @@ class GemmFamily:
         """All inputs are free."""
 
     def parts(self, case: GemmCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int) -> list[Part]:  # noqa: ARG002
-        """Some rows and some columns of C, of one product of a batch."""
+        """Some rows and some columns of C, of one product of a batch or of a group."""
+        if case.groups:
+            return _of_group(case, inputs, rng)
         lead = int(rng.integers(case.batch)) if case.batch else None
         rows, columns = _some(case.m, rng), _some(case.n, rng)
         by_row, by_column = replace(case, m=len(rows), batch=0), replace(case, n=len(columns), batch=0)
@@ -91,7 +93,12 @@ class GemmFamily:
         return Projection(lambda out: out, signs, sums, "C x is not A (B x)")
 
     def peer_call(self, torch: Any, case: GemmCase, operands: Mapping[str, Any]) -> Callable[[], object]:
-        """The product with its bias; other epilogues are left out, which favours the peer."""
+        """The product with its bias; other epilogues are left out, which favours the peer.
+
+        Raises ``NotImplementedError`` for grouped products.
+        """
+        if case.groups:
+            raise NotImplementedError("PyTorch has no grouped product of these operands")
         a, b, bias = operands["a"], operands["b"], operands.get("bias")
         if case.dtype == "int8":
             return lambda: torch._int_mm(a, b)
@@ -131,6 +138,27 @@ def _part(case: GemmCase, inputs: Mapping[str, Array], lead: int | None, rows: A
             here = here[columns]
         picked[name] = here
     return Part(lambda out: (out if lead is None else out[lead])[rows][:, columns], case.request(), picked)
+
+
+def _of_group(case: GemmCase, inputs: Mapping[str, Array], rng: np.random.Generator) -> list[Part]:
+    """Parts of the first and of the last product that have rows."""
+    full = [place for place, rows in enumerate(case.rows) if rows]
+    found = []
+    for place in sorted({full[0], full[-1]}) if full else ():
+        one = replace(case, m=case.rows[place], groups="")
+        mine = {}
+        for name, array in inputs.items():
+            base, _, rest = name.partition(f"[{place}]")
+            if name != base:
+                mine[base + rest] = array
+        rows, columns = _some(one.m, rng), _some(one.n, rng)
+        for smaller, some in (
+            (replace(one, m=len(rows)), (rows, _ALL)),
+            (replace(one, n=len(columns)), (_ALL, columns)),
+        ):
+            part = _part(smaller, mine, None, *some)
+            found.append(replace(part, output=f"out[{place}]"))
+    return found
 
 
 def _times(matrix: Array, vectors: Array) -> Array:

@@ -18,6 +18,7 @@ from tilewright_kit.commands.cases import (
     add_bias,
     check_dtype,
     check_positive,
+    check_steps,
     check_words,
     float_output,
     step_attributes,
@@ -75,6 +76,10 @@ class ConvCase:
     accumulate: str = ""
     """``yes``: a gradient is added to the one before."""
     split_k: int = 0
+    alpha: str = ""
+    """Factor of the sums."""
+    clamp: str = ""
+    """``low:high``, either of which may be left out."""
 
     def written(self, where: str) -> ConvCase:
         """Itself, if its words can be read. Raises ``InvalidArgumentError``."""
@@ -82,6 +87,7 @@ class ConvCase:
         check_dtype(self, where)
         allowed = {"scale": ("", "tensor", "channel"), "accumulate": (*YES, *NO)}
         check_words(self, where, {"direction": tuple(DIRECTIONS), "layout": LAYOUTS} | allowed)
+        check_steps(self, where)
         for name in ("size", "filter", "stride", "dilation"):
             if not _TRIPLE.fullmatch(getattr(self, name)):
                 raise wrong(
@@ -99,6 +105,21 @@ class ConvCase:
             if min(values) < 1:
                 raise wrong(where, name, getattr(self, name), f"{name} must be positive", "give 1 or more")
         return self
+
+    def transposed(self, where: str) -> ConvCase:
+        """The gradient that a transposed convolution from C to K channels is, whose sizes are its input's.
+
+        Raises ``InvalidArgumentError``.
+        """
+        if self.direction != "fwd":
+            raise wrong(where, "direction", self.direction, "a transposed convolution is forward", "leave it out")
+        begins, ends = self.pads
+        rows = zip(self.sizes, begins, ends, self.filters, self.dilations, self.strides, strict=True)
+        sizes = [(size - 1) * step - begin - end + (taps - 1) * gap + 1 for size, begin, end, taps, gap, step in rows]
+        if min(sizes) < 1:
+            raise wrong(where, "padding", self.padding, "padding leaves nothing of the result", "pad by less")
+        size = "x".join(map(str, sizes))
+        return dataclasses.replace(self, c=self.k, k=self.c, size=size, direction="bwd_data")
 
     def checked(self, where: str) -> ConvCase:
         """Itself, if it can be computed. Raises ``InvalidArgumentError``."""
@@ -164,7 +185,9 @@ class ConvCase:
         parts += [f"+{name}" for name in ("bias", "d", "scale") if getattr(self, name)]
         parts += ["+acc"] if self.accumulates else []
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
+        parts += [f"*{self.alpha}"] if self.alpha else []
         parts += [self.activation] if self.activation else []
+        parts += [f"clamp {self.clamp}"] if self.clamp else []
         return " ".join(parts)
 
     @property
@@ -185,7 +208,8 @@ class ConvCase:
 
     @property
     def is_plain(self) -> bool:
-        return not (self.bias or self.activation or self.d or self.scale or self.accumulates)
+        fused = self.bias or self.activation or self.d or self.scale or self.alpha or self.clamp
+        return not (fused or self.accumulates)
 
     @property
     def accumulates(self) -> bool:

@@ -17,6 +17,7 @@ __all__ = ["COMMAND", "LAYERS"]
 
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
 _ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish")
+_BINARIES = ("MultiDAdd", "MultiDMultiply", "Add", "Multiply")
 _RULE_SET_FLAGS = ("--rule-set", "-r")
 _RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
 
@@ -62,6 +63,8 @@ class ConvCommand(ProblemCommand):
             "1 96 96 112x112 3x3 --stride 2 --padding 1 --groups 96    depthwise",
             "1 16 32 8x28x28 3 --padding 1 --activation Relu --bias    three dimensions",
             "1 64 64 56x56 3x3 --layout channels_first --json",
+            "1 64 32 28x28 4x4 --stride 2 --padding 1 --transposed --bias --validate",
+            "2 64 64 28x28 3x3 --padding 1 --d 1 --scale channel --clamp 0:6 --validate",
             "32 64 64 56x56 3x3 --padding 1 --dtype fp16 --device cuda:0",
         ),
         "explain": (
@@ -94,7 +97,18 @@ class ConvCommand(ProblemCommand):
         flag("bias", "Add a bias for each output channel.", "--bias"),
         option("activation", "", f"One of {', '.join(_ACTIVATIONS)}.", words=_ACTIVATIONS, strict=True),
         flag("accumulate", "Add a gradient to an older one.", "--accumulate"),
+        option("d", 0, "Tensors of the result's shape that are brought in.", "--d", least=0),
+        option("binary", "", f"Step that brings them in: {', '.join(_BINARIES)}.", words=_BINARIES, strict=True),
+        option("scale", "", "Factors: one, or one for each channel.", words=("tensor", "channel"), strict=True),
+        option("alpha", "", "Factor of the sums.", metavar="NUMBER"),
+        option("clamp", "", "Bounds of the result: 0:6, 0: or :6.", metavar="LOW:HIGH"),
         option("split_k", 0, "Parts that the sums are made in; 0: the planner decides.", least=0),
+        flag(
+            "transposed",
+            "A transposed convolution: C in, K out, the sizes those of its input.",
+            "--transposed",
+            swept=False,
+        ),
     )
     columns = (
         option("direction", "fwd", "Directions of rows that name none, comma-separated: fwd, bwd_data, bwd_weight."),
@@ -168,8 +182,11 @@ class ConvCommand(ProblemCommand):
     def case(self, given: Mapping[str, Any]) -> ConvCase:
         from tilewright_grouped_conv.commands.cases import ConvCase
 
-        words = {name: "yes" if given[name] else "" for name in ("bias", "accumulate") if name in given}
-        return ConvCase(**{**given, **words}).written("the command line")
+        fields = dict(given)
+        transposed = fields.pop("transposed", False)
+        fields |= {name: "yes" if fields[name] else "" for name in ("bias", "accumulate") if name in fields}
+        case = ConvCase(**fields).written("the command line")
+        return case.transposed("the command line") if transposed else case
 
     def describe(self, case: ConvCase) -> Mapping[str, Any]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -26,7 +27,9 @@ __all__ = [
     "Projection",
     "add_bias",
     "check_dtype",
+    "check_number",
     "check_positive",
+    "check_steps",
     "check_words",
     "columns_of",
     "read_case",
@@ -203,6 +206,36 @@ def check_positive(case: Any, where: str, names: Sequence[str]) -> None:
             raise wrong(where, name, getattr(case, name), f"{name} must be at least 1", "give a positive number")
 
 
+def check_number(case: Any, where: str, name: str) -> None:
+    """Raises ``InvalidArgumentError`` for a column of text that is neither empty nor a finite number."""
+    text = getattr(case, name)
+    try:
+        good = not text or math.isfinite(float(text))
+    except ValueError:
+        good = False
+    if not good:
+        raise wrong(where, name, text, f"{name} is no number", "give a number, for example 0.5")
+
+
+def check_steps(case: Any, where: str) -> None:
+    """Raise ``InvalidArgumentError`` for ``alpha`` and ``clamp`` that cannot be read, for a clamp beside another
+    activation, and for a step that brings in no D.
+    """
+    check_number(case, where, "alpha")
+    if case.clamp:
+        try:
+            low, high = (float(part) if part else None for part in case.clamp.split(":"))
+        except ValueError:
+            low = high = None
+        if low is None and high is None:
+            raise wrong(where, "clamp", case.clamp, "clamp is no range", "write it as low:high, 0: or :6")
+        if case.activation not in ("", "Clamp"):
+            fix = "leave clamp or activation out"
+            raise wrong(where, "clamp", case.clamp, "a clamp takes the place of an activation", fix)
+    if case.binary and not case.d:
+        raise wrong(where, "binary", case.binary, "there is no D that it could bring in", "give d: how many there are")
+
+
 def check_dtype(case: Any, where: str) -> None:
     """Raises ``InvalidArgumentError`` for a type that is not in ``DTYPES``."""
     if case.dtype not in DTYPES:
@@ -220,14 +253,22 @@ def add_bias(case: Any, inputs: dict[str, TensorDesc], size: int) -> None:
 
 
 def step_attributes(case: Any) -> dict[str, Attribute]:
-    """Attributes from the columns ``out_dtype``, ``activation``, ``d`` with ``binary``, and ``split_k``."""
+    """Attributes from the columns ``out_dtype``, ``activation``, ``clamp``, ``alpha``, ``d`` with ``binary``, and
+    ``split_k``.
+    """
     words: dict[str, Attribute] = {
         "out_dtype": case.out_dtype,
-        "unary": case.activation,
+        "unary": "Clamp" if case.clamp else case.activation,
         "binary": (case.binary or "MultiDAdd") if case.d else "",
         "split_k": case.split_k,
     }
-    return {name: value for name, value in words.items() if value}
+    found = {name: value for name, value in words.items() if value}
+    if case.alpha:
+        found["alpha"] = float(case.alpha)
+    for name, bound in zip(("clamp_lo", "clamp_hi"), case.clamp.split(":"), strict=False):
+        if bound:
+            found[name] = float(bound)
+    return found
 
 
 def float_output(dtype: str, out_dtype: str) -> str:

@@ -31,6 +31,8 @@ class Parameter:
     """Values that the shell completes."""
     strict: bool = False
     """Only ``words`` are accepted."""
+    swept: bool = True
+    """A column of the operation's cases, so that sweeps can have it."""
     repeated: bool = False
     """The option may be given several times; the value is a list."""
 
@@ -45,6 +47,6 @@ def option(name: str, default: Any, help: str, *flags: str, **more: Any) -> Para
     return Parameter(name, more.pop("kind", type(default)), help, default, flags, **more)
 
 
-def flag(name: str, help: str, *flags: str) -> Parameter:
-    """An option that is off unless it is given."""
-    return Parameter(name, bool, help, False, flags)
+def flag(name: str, help: str, *flags: str, **more: Any) -> Parameter:
+    """An option that is off unless it is given; ``more`` are further fields of ``Parameter``."""
+    return Parameter(name, bool, help, False, flags, **more)

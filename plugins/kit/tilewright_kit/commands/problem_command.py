@@ -59,7 +59,8 @@ class ProblemCommand(ABC):
     problem: Sequence[Parameter]
     """Parameters that say which problem it is: of ``run`` and ``explain``."""
     steps: Sequence[Parameter] = ()
-    """Further parameters of ``run``."""
+    """Fused steps, and ways to split: further parameters of ``run`` and ``explain``. Those that are
+    columns of its cases are options of ``bench`` as well."""
     columns: Sequence[Parameter] = ()
     """Options of ``bench``: values, comma-separated, of rows that leave the column of that name out."""
     replaced: Mapping[str, str] = {}
@@ -84,6 +85,10 @@ class ProblemCommand(ABC):
     @abstractmethod
     def describe(self, case: Any) -> Mapping[str, Any]:
         """The problem for programs, under stable names."""
+
+    def prepared(self, given: Mapping[str, Any]) -> Mapping[str, Preparation]:  # noqa: ARG002
+        """Operands that these values want prepared before they are used, by name; none by default."""
+        return {}
 
     def screen(self, case: Any) -> None:  # noqa: B027 (most have nothing to add)
         """Raise an error in better terms than the operation itself has for this case; nothing by default."""

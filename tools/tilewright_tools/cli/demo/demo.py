@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     import tilewright
-    from tilewright_kit.commands.problem_command import Example, Preparation, ProblemCommand
+    from tilewright_kit.commands.problem_command import Example, ProblemCommand
 
     Array = npt.NDArray[Any]
 
-__all__ = ["EPILOG", "Row", "best_of", "demo", "prepared"]
+__all__ = ["EPILOG", "Row", "best_of", "demo"]
 
 TURNS, TURN_S, SETTLE_S = 4, 0.02, 0.01
 EPILOG = examples(
@@ -118,12 +117,12 @@ def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str], device: s
 
 def _row(client: tilewright.Client, command: ProblemCommand, item: Example, device: str | None) -> Row:
     """Run a problem through the service, check what its plan wrote, and time it beside NumPy."""
-    from tilewright_tools.cli.problems.loading import load, operands
+    from tilewright_tools.cli.problems.loading import load, operands, prepared
     from tilewright_tools.cli.problems.running import poison
 
     loaded = load(command, item.case)
     inputs = operands(client, loaded)
-    given = prepared(client, item.prepared, inputs, device)
+    given = prepared(client, item.prepared, inputs, device, required=False)
     operation, attributes = loaded.operation.name, loaded.request.attributes
     outputs = client.run(operation, given, attributes=attributes, device=device)
     report = client.report
@@ -135,19 +134,6 @@ def _row(client: tilewright.Client, command: ProblemCommand, item: Example, devi
     found = check_outputs(loaded, inputs, outputs)
     seconds, numpy_seconds = best_of(plan.bind(**given, out=outputs), command.numpy_call(item.case, inputs))
     return Row(item.title, command.shown_kernel(report.kernels), seconds, numpy_seconds, item.case.flops, found)
-
-
-def prepared(
-    client: tilewright.Client, preparations: Mapping[str, Preparation], inputs: Mapping[str, Array], device: str | None
-) -> dict[str, Any]:
-    """The inputs with those in their place that are prepared once; as they are where the device prepares none."""
-    from tilewright import UnsupportedError
-
-    given: dict[str, Any] = dict(inputs)
-    for name, step in preparations.items():
-        with suppress(UnsupportedError):
-            (given[name],) = client.run(step.operation, {step.operand: inputs[name]}, device=device).values()
-    return given
 
 
 def best_of(ours: Callable[[], object], numpys: Callable[[], object] | None) -> tuple[float, float]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright_kit.commands.problem_command import ProblemCommand
+from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
 from tilewright_tools.cli.options import AsJson, Device, FullNames, Target, command_of, parameters_of, taken
 from tilewright_tools.cli.output import print_explanation, print_json, working
-from tilewright_tools.cli.problems.parameters import signature_of
+from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:
     from tilewright_tools.cli.problems.loading import Loaded
@@ -33,12 +33,15 @@ def _options(
 
 def explain_command(command: ProblemCommand) -> Callable[..., None]:
     """The command that explains the choice of a kernel for problems of one declaration."""
-    own, shared = signature_of(command.problem), parameters_of(_options)
+    declared = (*command.problem, *command.steps)
+    own, shared = signature_of(declared), parameters_of(_options)
 
     def run(given: dict[str, Any]) -> None:
         from tilewright_tools.cli.problems.loading import case_of, load
 
-        _explain(load(command, case_of(command, taken(given, own))), **taken(given, shared))
+        check_words(declared, given)
+        problem = taken(given, own)
+        _explain(load(command, case_of(command, problem)), command.prepared(problem), **taken(given, shared))
 
     text = (
         f"Say which kernel {command.noun} would run, what was predicted of the others, and why the rest was rejected."
@@ -48,6 +51,7 @@ def explain_command(command: ProblemCommand) -> Callable[..., None]:
 
 def _explain(
     loaded: Loaded,
+    preparations: Mapping[str, Preparation],
     strategy: str,
     kernel: str,
     config: str,
@@ -59,12 +63,12 @@ def _explain(
 ) -> None:
     from tilewright_tools.cli.private_server import connected
     from tilewright_tools.cli.problems.config_file import fields_of
-    from tilewright_tools.cli.problems.loading import specs
+    from tilewright_tools.cli.problems.loading import prepared, specs
 
     with connected(target) as client, working("asking every kernel"):
         found = client.explain(
             loaded.operation.name,
-            specs(loaded.request),
+            prepared(client, preparations, specs(loaded.request), device or None),
             attributes=loaded.request.attributes,
             strategy=strategy or None,
             kernel=kernel or None,

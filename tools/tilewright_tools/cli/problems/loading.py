@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import tilewright
     from tilewright_kit.commands.cases import Case
-    from tilewright_kit.commands.problem_command import ProblemCommand
+    from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
     from tilewright_kit.contract.operation import Operation
     from tilewright_kit.contract.problem import OperationRequest
 
@@ -26,6 +26,7 @@ __all__ = [
     "load",
     "load_operation",
     "operands",
+    "prepared",
     "specs",
 ]
 
@@ -131,3 +132,33 @@ def operands(client: tilewright.Client, loaded: Loaded, seed: int = 0) -> dict[s
         else:
             memory[...] = contents(desc, "normal", rng)
     return found
+
+
+def prepared(
+    client: tilewright.Client,
+    preparations: Mapping[str, Preparation],
+    inputs: Mapping[str, Any],
+    device: str | None,
+    *,
+    required: bool = True,
+) -> dict[str, Any]:
+    """The inputs, arrays or descriptions, with those in their place that are prepared once.
+
+    A device that prepares none gets an operand as it is, unless that is ``required``: then
+    ``tilewright.UnsupportedError`` is raised.
+    """
+    import numpy as np
+
+    from tilewright import Spec, UnsupportedError
+
+    given: dict[str, Any] = dict(inputs)
+    for name, step in preparations.items():
+        operand = inputs[name]
+        if isinstance(operand, Spec):  # only its form matters
+            operand = np.zeros(operand.shape, operand.dtype)
+        try:
+            (given[name],) = client.run(step.operation, {step.operand: operand}, device=device).values()
+        except UnsupportedError:
+            if required:
+                raise
+    return given

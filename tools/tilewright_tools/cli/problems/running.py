@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright_kit.commands.problem_command import ProblemCommand
+from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
 from tilewright_tools.cli.exits import Exit, exit_for
 from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
 from tilewright_tools.cli.output import kernel_text, note, print_error, print_json, table, working
@@ -59,8 +59,9 @@ def run_command(command: ProblemCommand) -> Callable[..., None]:
         from tilewright_tools.cli.problems.loading import case_of, load
 
         check_words(declared, given)
-        loaded = load(command, case_of(command, taken(given, own)))
-        _run(loaded, **taken(given, shared))
+        problem = taken(given, own)
+        loaded = load(command, case_of(command, problem))
+        _run(loaded, command.prepared(problem), **taken(given, shared))
 
     return command_of(
         run, command.name, f"Run {command.noun} on random data: timed, and checked if asked.", own, shared
@@ -69,6 +70,7 @@ def run_command(command: ProblemCommand) -> Callable[..., None]:
 
 def _run(
     loaded: Loaded,
+    preparations: Mapping[str, Preparation],
     kernel: str,
     config: str,
     strategy: str,
@@ -82,7 +84,7 @@ def _run(
     from tilewright_tools.cli.private_server import connected
     from tilewright_tools.cli.problems.checks import check_outputs
     from tilewright_tools.cli.problems.config_file import fields_of
-    from tilewright_tools.cli.problems.loading import operands
+    from tilewright_tools.cli.problems.loading import operands, prepared
 
     chosen: dict[str, Any] = {"kernel": kernel or None, "strategy": strategy or None, "device": device or None}
     if config:
@@ -91,7 +93,8 @@ def _run(
     def recorded() -> dict[str, Any]:
         with connected(target) as client, working(f"running {loaded.case.label}"):
             inputs = operands(client, loaded, seed)
-            record, outputs = _execute(client, loaded, inputs, chosen, repeat)
+            given = prepared(client, preparations, inputs, device or None)
+            record, outputs = _execute(client, loaded, given, chosen, repeat)
             if validate:
                 _note_check(record, check_outputs(loaded, inputs, outputs))
             return record

@@ -15,7 +15,7 @@ from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.options import AsJson, FullNames, command_of, parameters_of, taken
 from tilewright_tools.cli.output import note, print_json, progress, table
-from tilewright_tools.cli.problems.parameters import signature_of
+from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -114,16 +114,34 @@ def _options(
 def bench_command(command: ProblemCommand) -> Callable[..., None]:
     """The command that measures kernels on problems of one declaration. It exits with 1 if a kernel failed."""
     replaced = [option(name, 0, command.replaced_help, least=0) for name in command.replaced]
-    own = signature_of([Parameter("shapes", str, command.shapes, flags=("--shapes",)), *command.columns, *replaced])
+    listed = (*command.columns, *_as_columns(command))
+    own = signature_of([Parameter("shapes", str, command.shapes, flags=("--shapes",)), *listed, *replaced])
     shared = parameters_of(_options)
 
     def run(given: dict[str, Any]) -> None:
-        columns = {item.name: given[item.name] for item in command.columns}
+        check_words(listed, given)
+        columns = {item.name: _text(given[item.name]) for item in listed}
         changed = {column: given[name] for name, column in command.replaced.items() if given[name]}
         sweep(Problems(command, given["shapes"], columns, changed), taken(given, shared))
 
     text = f"Time kernels on problems of {command.name}; exit code 1 if one is wrong, crashes, hangs or does not build."
     return command_of(run, command.name, text, own, shared)
+
+
+def _as_columns(command: ProblemCommand) -> list[Parameter]:
+    """Steps of ``run`` as options for the rows of a sweep that name none."""
+    known = {item.name for item in command.columns} | set(command.replaced)
+    return [
+        replace(
+            item, kind=bool if item.kind is bool else str, default=item.default if item.kind is bool else "", least=None
+        )
+        for item in command.steps
+        if item.name not in known and item.swept
+    ]
+
+
+def _text(value: Any) -> str:
+    return ("yes" if value else "") if isinstance(value, bool) else str(value)
 
 
 def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
@@ -218,6 +236,7 @@ class _Run:
         usual = "fp32" if self.sweep.device.kind == "cpu" else "bf16"
         given = self.problems
         words = {name: _words(text or (usual if name == "dtype" else "")) for name, text in given.columns.items()}
+        words = {name: found for name, found in words.items() if found}
         stdin = sys.stdin if "-" in given.shapes else ()
         cases: list[Any] = read_shapes(given.command.family(), given.shapes, words, stdin)[self.shard]
         return [replace(case, **given.changed) for case in cases] if given.changed else cases
