@@ -23,6 +23,9 @@ from sampling import partly
 
 import tilewright_arch
 from tilewright_emulator.code.compiler import MISSING, WITHOUT_OBJDUMP, compiler, have_objdump
+from tilewright_kit.contract.abilities import Product
+from tilewright_kit.tiles.work_share import tile_share
+from tilewright_kit.types.dtypes import DType
 from tilewright_tools.analysis.roofline import Problem as BoundProblem
 from tilewright_tools.analysis.roofline import analyze, bound_of
 
@@ -295,5 +298,6 @@ def test_the_fast_kernel_keeps_the_matrix_units_busy(kernels, build_folder: Path
     assert analysis.matrix_share > 0.95, analysis.cycles
     tiles = -(-4096 // 224) * 16
     size = 4096 * 4096 * 2
-    problem = BoundProblem(4096, 4096, 4096, FAST.tile, tiles, tiles, 4096, 2 * size, size, 2, "fp16")
+    product = Product(4096, 4096, 4096, 1, DType.FP16, DType.FP16, 2 * size, size)
+    problem = BoundProblem(product, tile_share(product, FAST.tile), tiles)
     assert tiles == 304 and bound_of(analysis, problem).share_of_peak > 0.85

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
 from tilewright_fmha.codegen import generate
-from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product
+from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product, fmha_share
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, fmha_refusal, predict_fmha
@@ -98,6 +98,7 @@ class FmhaOperation:
     analysis_shape = staticmethod(fmha_analysis_shape)
     analysis_request = staticmethod(fmha_analysis_request)
     product_of = staticmethod(fmha_product)
+    share_of = staticmethod(fmha_share)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tilewright_gemm import __version__
 from tilewright_gemm.codegen import generate
-from tilewright_gemm.commands.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product
+from tilewright_gemm.commands.analysis import DEFAULT_SHAPE, gemm_analysis_request, gemm_product, gemm_share
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.cost.pack_b import predict_pack_b
@@ -62,6 +62,7 @@ class GemmOperation:
     """Kernels by options, sweeps included."""
     analysis_request = staticmethod(gemm_analysis_request)
     product_of = staticmethod(gemm_product)
+    share_of = staticmethod(gemm_share)
 
     def analysis_shape(self, config: GemmConfig) -> str:  # noqa: ARG002
         return DEFAULT_SHAPE

@@ -12,7 +12,12 @@ from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.applicability.tensors import conv_mismatches
 from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
-from tilewright_grouped_conv.commands.analysis import conv_analysis_request, conv_analysis_shape, conv_product
+from tilewright_grouped_conv.commands.analysis import (
+    conv_analysis_request,
+    conv_analysis_shape,
+    conv_product,
+    conv_share,
+)
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.kernel_sets.composable_kernel import is_foreign, read_foreign
@@ -77,6 +82,7 @@ class ConvOperation:
     analysis_shape = staticmethod(conv_analysis_shape)
     analysis_request = staticmethod(conv_analysis_request)
     product_of = staticmethod(conv_product)
+    share_of = staticmethod(conv_share)
 
 
 @hookimpl

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 import tilewright_arch
+from tilewright_kit.contract.abilities import Product
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.tiles.work_share import tile_share
+from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import NotFoundError, UnsupportedError
 from tilewright_server.build.toolchains.hip import HipToolchain
 from tilewright_tools.analysis.kernels import Finding, analyze_config, named_config, summary
 from tilewright_tools.analysis.roofline import Problem, analyze, bound_of
+from tilewright_tools.cli.problems.loading import load_operation
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +35,16 @@ BEST = {
     "tile": [256, 224, 32], "wave": [4, 1, 1], "warp_tile": [32, 32, 16],
 }  # fmt: skip
 """16 by 19 tiles of 4096 x 4096: one for each of 304 compute units."""
+
+
+def product_problem(m: int, n: int, k: int, tile: tuple[int, int, int]) -> Problem:
+    product = Product(m, n, k, 1, DType.FP16, DType.FP16, 2 * (m + n) * k, 2 * m * n)
+    share = tile_share(product, tile)
+    return Problem(product, share, share.slices)
+
+
+def changed(problem: Problem, **fields: Any) -> Problem:
+    return replace(problem, share=replace(problem.share, **fields))
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +113,22 @@ def test_its_matrix_instructions_stand_back_to_back(best: Finding) -> None:
 def test_the_bound_follows_the_problem(best: Finding) -> None:
     found, problem = best.analysis, best.problem
     base = bound_of(found, problem)
-    longer = bound_of(found, replace(problem, k=8192, k_per_slice=8192))
+    share = problem.share
+    longer = bound_of(found, changed(problem, flops=2 * share.flops, useful_flops=2 * share.useful_flops))
     assert longer.parts["loop"] == pytest.approx(2 * base.parts["loop"])
     assert longer.share_of_peak > base.share_of_peak
     # One tile more than there are units: one of them has two.
-    more = bound_of(found, replace(problem, slices=305, workgroups=305))
+    more = bound_of(found, replace(changed(problem, slices=305), workgroups=305))
     assert more.parts["loop"] == pytest.approx(2 * base.parts["loop"])
     assert more.units_used == pytest.approx(305 / 608)
-    tiny = bound_of(found, replace(problem, k=64, k_per_slice=64, bytes_in=2 * 64 * 8192))
+    tiny = bound_of(found, changed(problem, flops=share.flops / 64, useful_flops=share.useful_flops / 64))
     assert tiny.seconds >= tiny.parts["memory"]
 
 
 def test_no_bound_exceeds_the_peak(best: Finding) -> None:
     for shape in ((4096, 4096, 4096), (256, 224, 64), (65536, 65408, 65536), (1, 1, 1), (4097, 4096, 8192)):
         m, n, k = shape
-        tiles = -(-m // 256) * -(-n // 224)
-        problem = Problem(
-            m, n, k, (256, 224, 64), tiles, tiles, -(-k // 64) * 64, 2 * (m + n) * k, 2 * m * n, 2, "fp16"
-        )
+        problem = product_problem(m, n, k, (256, 224, 64))
         bound = bound_of(best.analysis, problem)
         assert 0 < bound.share_of_peak <= best.analysis.matrix_share
         assert 0 < bound.units_used <= 1
@@ -142,6 +154,22 @@ def test_residency_can_be_asked_for(operation: Operation[Any, Any], toolchain: H
     assert all_of_them.resident > 1
     assert all_of_them.cycles["matrix"] == all_of_them.resident * one.cycles["matrix"]
     assert all_of_them.matrix_share >= one.matrix_share
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_kernels_of_attention_are_analysed_whole(name: str, toolchain: HipToolchain) -> None:
+    """One turn of the loop over blocks has both products of a block (of gradients all five) and what is between."""
+    arch, operation = tilewright_arch.load("gfx942"), load_operation(name)
+    config = next(
+        item
+        for item in operation.kernel_sets["essential"].iterate(arch, operation.rules)
+        if item.to_dict()["family"] in ("fwd", "bwd_dq_dk_dv") and item.to_dict()["dtype"] != "fp32"
+    )
+    found = analyze_config(operation, config, arch, toolchain)
+    assert found.analysis.cost.flops * found.analysis.waves == found.problem.share.turn_flops
+    assert found.analysis.cost.global_ and found.analysis.cost.counts["vector"]
+    assert 0 < found.bound.share_of_peak <= found.analysis.matrix_share
+    assert json.loads(json.dumps(summary(found)))["problem"]["product"]["dtype"]
 
 
 def test_what_cannot_be_analysed_is_refused(operation: Operation[Any, Any], toolchain: HipToolchain) -> None:

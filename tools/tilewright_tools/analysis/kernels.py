@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
-from tilewright_kit.contract.abilities import Analyzable, Product
+from tilewright_kit.contract.abilities import Analyzable, Product, WorkShare
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.plan import Geometry
@@ -70,7 +70,7 @@ def analyze_config(
             rule="arch_rates",
             fix="choose an AMD GPU's arch, for example --arch gfx942",
         )
-    product, geometry = _launch(operation, config, arch, shape)
+    product, share, geometry = _launch(operation, config, arch, shape)
     unit = operation.generate(config, arch)
     with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
         image = toolchain.compile(unit, Path(folder), arch).binary.read_bytes()
@@ -81,16 +81,19 @@ def analyze_config(
         lds_bytes=geometry.shared_bytes,
         name=unit.entries["main"],
         resident=resident,
+        turn_flops=share.turn_flops,
         disassembler=disassembler,
     )
-    problem = _problem(config.to_dict(), product, math.prod(geometry.grid))
+    problem = Problem(product, share, math.prod(geometry.grid))
     return Finding(config, found, problem, bound_of(found, problem))
 
 
 def _launch(
     operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: str
-) -> tuple[Product, Geometry]:
-    """The product, and the launch of the kernel. What a kernel fuses to it changes nothing of its geometry."""
+) -> tuple[Product, WorkShare, Geometry]:
+    """The product, its division among workgroups, and the launch of the kernel. What a kernel fuses to it changes
+    nothing of its geometry.
+    """
     if not isinstance(operation, Analyzable):
         raise UnsupportedError(
             f"{operation.name} does not say which product its kernels compute",
@@ -103,29 +106,9 @@ def _launch(
     device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
     stages = operation.plan(problem, config, device).stages
     main = [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
-    return operation.product_of(problem), (main or stages)[-1].geometry
-
-
-def _problem(fields: dict[str, Any], product: Product, workgroups: int) -> Problem:
-    tile_m, tile_n, tile_k = fields["tile"]
-    split = fields["split_k"]
-    # Slices of K are whole steps of the tile.
-    steps = math.ceil(math.ceil(product.k / tile_k) / split)
-    return Problem(
-        m=product.m,
-        n=product.n,
-        k=product.k,
-        batch=product.batch,
-        tile=(tile_m, tile_n, tile_k),
-        workgroups=workgroups,
-        slices=math.ceil(product.m / tile_m) * math.ceil(product.n / tile_n) * split * product.batch,
-        k_per_slice=steps * tile_k,
-        bytes_in=product.bytes_in,
-        bytes_out=product.bytes_out,
-        element_bytes_in=product.dtype.bytes,
-        element_bytes_out=product.dtype_out.bytes,
-        peak_dtype=product.dtype.value,
-    )
+    geometry = (main or stages)[-1].geometry
+    share = operation.share_of(problem, config, math.prod(geometry.grid))
+    return operation.product_of(problem), share, geometry
 
 
 def summary(finding: Finding) -> dict[str, Any]:
@@ -155,7 +138,7 @@ def summary(finding: Finding) -> dict[str, Any]:
             "limit": found.limit,
             "matrix_share": round(found.matrix_share, 4),
         },
-        "problem": asdict(finding.problem),
+        "problem": _described(finding.problem),
         "bound": {
             "seconds": bound.seconds,
             "parts": dict(bound.parts),
@@ -166,3 +149,8 @@ def summary(finding: Finding) -> dict[str, Any]:
             "edge": round(bound.edge, 4),
         },
     }
+
+
+def _described(problem: Problem) -> dict[str, Any]:
+    product = asdict(problem.product) | {name: getattr(problem.product, name).value for name in ("dtype", "dtype_out")}
+    return {"product": product, "share": asdict(problem.share), "workgroups": problem.workgroups}

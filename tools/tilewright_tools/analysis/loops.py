@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright_tools.analysis.disassembly import Function, Instruction
 from tilewright_tools.analysis.instructions import Kind, work_of
 
-__all__ = ["Loop", "find_loops", "main_loop"]
+__all__ = ["Loop", "find_loops", "main_loop", "whole_loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,20 @@ def main_loop(function: Function) -> Loop | None:
     ]
     best = max(inner, key=lambda loop: (*_rank(loop), -loop.branches, len(loop.body)), default=None)
     return best if best is not None and _rank(best) > (0, 0) else None
+
+
+def whole_loop(function: Function, inner: Loop) -> tuple[Loop, tuple[Loop, ...]]:
+    """The loop around ``inner`` and the other loops that multiply, and these: the outermost one inside which no loop
+    that multiplies contains another. ``inner`` itself, and none, if nothing around it multiplies between its loops.
+    """
+    multiplying = [loop for loop in find_loops(function) if loop.matrix_instructions]
+    best, inside = inner, tuple[Loop, ...]()
+    for loop in sorted(multiplying, key=lambda item: len(item.body)):
+        contained = [other for other in multiplying if other is not loop and _inside(other, loop)]
+        flat = not any(_inside(one, other) for one in contained for other in contained)
+        if flat and any(other.header == inner.header for other in contained):
+            best, inside = loop, tuple(contained)
+    return best, inside
 
 
 def _rank(loop: Loop) -> tuple[int, int]:

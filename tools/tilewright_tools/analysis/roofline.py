@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright_arch import ArchSpec, Rates
+from tilewright_kit.contract.abilities import Product, WorkShare
 from tilewright_kit.types.errors import UnsupportedError
 from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
 from tilewright_tools.analysis.disassembly import Disassembler, Function, Instruction
 from tilewright_tools.analysis.instructions import Kind, work_of
-from tilewright_tools.analysis.loops import Loop, main_loop
+from tilewright_tools.analysis.loops import Loop, main_loop, whole_loop
 from tilewright_tools.analysis.occupancy import Occupancy, occupancy_of
 from tilewright_tools.analysis.schedule import UnknownRateError, cycles_per_iteration, rate_of
 
@@ -102,25 +103,10 @@ class Analysis:
 class Problem:
     """A product, as launched: what workgroups there are and what each does."""
 
-    m: int
-    n: int
-    k: int
-    tile: tuple[int, int, int]
+    product: Product
+    share: WorkShare
     workgroups: int
-    """Launched. A persistent kernel's go through several tiles."""
-    slices: int
-    """Slices of tiles along K, all of them together: units of work that go through the main loop."""
-    k_per_slice: int
-    bytes_in: int
-    """Bytes of A and B, each read once."""
-    bytes_out: int
-    element_bytes_out: int
-    peak_dtype: str
-    """Element type with whose peak rate the bound is compared."""
-    batch: int = 1
-    """Products of that size: all counts but m, n and k are of all of them."""
-    element_bytes_in: int = 0
-    """0: what ``bytes_in`` makes of it, where every element of A and B is one in memory."""
+    """Launched. A persistent kernel's go through several slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +184,12 @@ def analyze(
     lds_bytes: int = 0,
     name: str = "",
     resident: int = 0,
+    turn_flops: float = 0.0,
     disassembler: Disassembler | None = None,
 ) -> Analysis:
     """Analyse the kernel ``name`` (empty: the only one) of a code object, launched with ``waves`` waves a workgroup and
-    ``lds_bytes`` of dynamic LDS, with ``resident`` workgroups on a unit (0: as many as fit).
+    ``lds_bytes`` of dynamic LDS, with ``resident`` workgroups on a unit (0: as many as fit). A turn of its main
+    loop has products of ``turn_flops`` (0: those of its innermost loop).
 
     Raises ``ToolchainMissingError``, ``InvalidArgumentError`` for an image or a name, and ``UnsupportedError`` for an
     arch without rates, a kernel that does not fit a unit, or one without a loop that could be its main loop.
@@ -210,7 +198,8 @@ def analyze(
     code = read_code_object(image)
     kernel = code.kernel(name or (code.kernels[0].name if code.kernels else ""))
     functions = {item.name: item for item in (disassembler or Disassembler()).disassemble(image)}
-    loop = main_loop(functions.get(kernel.name, Function(kernel.name, 0, ())))
+    function = functions.get(kernel.name, Function(kernel.name, 0, ()))
+    loop = main_loop(function)
     total = kernel.lds_bytes + lds_bytes
     occupancy = occupancy_of(arch, rates, waves=waves, vgprs=kernel.vgprs, lds_bytes=total)
     if loop is None:
@@ -218,6 +207,8 @@ def analyze(
     if not occupancy.workgroups:
         raise _unsupported(kernel.name, f"a unit has {_SCARCE[occupancy.limit]} for a single workgroup of it")
     try:
+        if turn_flops:
+            loop = _whole_turn(function, loop, rates, turn_flops / waves)
         cost = cost_of(loop.body, rates, kernel.wave)
     except UnknownRateError as error:
         raise _unsupported(kernel.name, str(error)) from error
@@ -225,6 +216,30 @@ def analyze(
     together = cycles_per_iteration(loop.body, rates, kernel.wave, here * waves)
     in_step = max(together, *cost.cycles(-(-here * waves // rates.simds), here * waves).values())
     return Analysis(kernel, arch, waves, total, occupancy, loop, cost, here, in_step)
+
+
+def _whole_turn(function: Function, inner: Loop, rates: Rates, flops: float) -> Loop:
+    """One turn of the loop around the products, of a wave, which has so many FLOP: loops inside it that multiply are
+    unrolled, all as often, until it has them.
+    """
+    whole, inside = whole_loop(function, inner)
+    parts = {item.address: part for part in inside for item in part.body}
+    of_parts = sum(_matrix_flops(part.body, rates) for part in inside)
+    own = _matrix_flops(whole.body, rates) - of_parts
+    times = max(int((flops - own) / of_parts), 1) if of_parts else 1
+    body: list[Instruction] = []
+    for item in whole.body:
+        part = parts.get(item.address)
+        if part is None:
+            body.append(item)
+        elif item.address == part.body[0].address:
+            body.extend(part.body * times)
+    matrix = sum(work_of(item).kind is Kind.MATRIX for item in body)
+    return replace(whole, body=tuple(body), matrix_instructions=matrix)
+
+
+def _matrix_flops(body: Sequence[Instruction], rates: Rates) -> int:
+    return sum(rate_of(item, rates).flops for item in body if work_of(item).kind is Kind.MATRIX)
 
 
 def _unsupported(name: str, why: str) -> UnsupportedError:
@@ -242,10 +257,11 @@ def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
     arch, rates = found.arch, rates_of(found.arch)
     clock = arch.throughput.clock_mhz * 1e6
     units = arch.throughput.units
-    per_unit = math.ceil(problem.slices / units)
+    share = problem.share
+    per_unit = math.ceil(share.slices / units)
     resident = max(min(found.occupancy.workgroups, math.ceil(problem.workgroups / units)), 1)
-    step = found.cost.flops * found.waves / (2 * problem.tile[0] * problem.tile[1])
-    iterations = problem.k_per_slice / step if step else 0.0
+    step = found.cost.flops * found.waves
+    iterations = share.flops / step if step else 0.0
 
     def rounds(count: int) -> float:
         """Cycles of the main loops of ``count`` workgroups that run together on a unit."""
@@ -254,22 +270,20 @@ def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
 
     loop = per_unit // resident * rounds(resident) + (rounds(per_unit % resident) if per_unit % resident else 0.0)
     # With several workgroups on a unit, all but the first can begin and end beside another's main loop.
-    exposed = per_unit if resident == 1 and problem.workgroups == problem.slices else 1
-    fill = exposed * (rates.global_latency + rates.lds_latency + _tile_bytes(problem) / rates.global_bytes_per_cycle)
-    stored = problem.tile[0] * problem.tile[1] * problem.element_bytes_out
-    drain = exposed * (stored / rates.global_bytes_per_cycle)
-    memory = (problem.bytes_in + problem.bytes_out) / max(arch.throughput.memory_bytes_per_second, 1)
+    exposed = per_unit if resident == 1 and problem.workgroups == share.slices else 1
+    fill = exposed * (rates.global_latency + rates.lds_latency + share.bytes_begin / rates.global_bytes_per_cycle)
+    drain = exposed * (share.bytes_end / rates.global_bytes_per_cycle)
+    product = problem.product
+    memory = (product.bytes_in + product.bytes_out) / max(arch.throughput.memory_bytes_per_second, 1)
     parts = {"loop": loop / clock, "fill": fill / clock, "drain": drain / clock, "memory": memory}
     seconds = max(parts["loop"] + parts["fill"] + parts["drain"], memory)
-    flops = 2.0 * problem.m * problem.n * problem.k * problem.batch
-    computed = math.ceil(problem.m / problem.tile[0]) * problem.tile[0] * math.ceil(problem.n / problem.tile[1])
     return ProblemBound(
         seconds=seconds,
         parts=parts,
-        flops_per_second=flops / seconds,
-        peak_flops_per_second=_peak(found, problem.peak_dtype),
-        units_used=problem.slices / (per_unit * units),
-        edge=problem.m * problem.n / (computed * problem.tile[1]),
+        flops_per_second=share.useful_flops / seconds,
+        peak_flops_per_second=_peak(found, product.dtype.value),
+        units_used=share.slices / (per_unit * units),
+        edge=share.edge,
     )
 
 
@@ -282,9 +296,3 @@ def _peak(found: Analysis, dtype: str) -> float:
     fastest = max((rate.flops * rates.simds / rate.cycles for rate in used), default=0.0)
     stated = arch.throughput.peak_flops(dtype) or 0.0
     return max(stated, fastest * arch.throughput.units * arch.throughput.clock_mhz * 1e6)
-
-
-def _tile_bytes(problem: Problem) -> float:
-    """Bytes of A and B that a workgroup needs before it can begin: one step along k of its tile."""
-    size = problem.element_bytes_in or problem.bytes_in / max((problem.m + problem.n) * problem.k, 1)
-    return (problem.tile[0] + problem.tile[1]) * problem.tile[2] * size

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import BiasKind, Family, MaskKind, Mode
-from tilewright_kit.contract.abilities import Product
+from tilewright_kit.contract.abilities import Product, WorkShare
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["fmha_analysis_request", "fmha_analysis_shape", "fmha_product"]
+__all__ = ["fmha_analysis_request", "fmha_analysis_shape", "fmha_product", "fmha_share"]
 
 _FORM = "B,HQ,HK,SQ,SK,D,DV"
 
@@ -74,3 +74,36 @@ def fmha_product(problem: FmhaProblem) -> Product:
         bytes_in=sum(prod(desc.shape) * desc.dtype.bytes for desc, role in operands if role == "input"),
         bytes_out=sum(prod(desc.shape) * desc.dtype.bytes for desc, role in operands if role == "output"),
     )
+
+
+def fmha_share(problem: FmhaProblem, config: FmhaConfig, workgroups: int) -> WorkShare:
+    """Forward, a tile of queries and all keys that any of them sees, or a part of these; of gradients, a tile of keys
+    and the queries that see any of them. All work is in whole blocks of m0 queries and n0 keys.
+    """
+    q, v, m0, n0 = problem.hdim_q, problem.hdim_v, config.m0, config.n0
+    gradient = problem.family is Family.DQ_DK_DV
+    depth = 3 * config.hdim[0] + 2 * config.hdim[1] if gradient else sum(config.hdim)
+    blocks = _blocks(problem, m0, n0) * problem.batch * problem.heads_q
+    element = config.q.bytes
+    begin = n0 * sum(config.hdim) + m0 * sum(config.hdim) if gradient else m0 * config.hdim[0] + n0 * sum(config.hdim)
+    end = n0 * sum(config.hdim) if gradient else m0 * config.hdim[1]
+    return WorkShare(
+        slices=workgroups,
+        flops=2.0 * blocks * m0 * n0 * depth / workgroups,
+        useful_flops=2.0 * problem.pairs * (3 * q + 2 * v if gradient else q + v),
+        bytes_begin=begin * element,
+        bytes_end=end * config.o.bytes,
+        turn_flops=2.0 * m0 * n0 * depth,
+    )
+
+
+def _blocks(problem: FmhaProblem, m0: int, n0: int) -> int:
+    """Blocks of scores of a head that have a visible pair, which are those that kernels compute."""
+    mask, found = problem.mask, 0
+    offset = mask.offset(problem.seq_q, problem.seq_k)
+    for first in range(0, problem.seq_q, m0):
+        last = min(first + m0, problem.seq_q) - 1
+        end = problem.seq_k if mask.right < 0 else min(max(last + offset + mask.right + 1, 0), problem.seq_k)
+        begin = 0 if mask.left < 0 else max(first + offset - mask.left, 0) // n0
+        found += max(ceil(end / n0) - begin, 0)
+    return found

@@ -38,6 +38,8 @@ _WMMA_REGISTERS, _WMMA_COPY, _WMMA_ROW = 8, 32, 30
 """RDNA, 16 bits: what operands on their way take beside that, what they take more where both halves of a wave hold
 them, and for every sixteen keys of a wave beyond the first (measured: what is above 256 by this spills).
 """
+_MFMA_REGISTERS = 70
+"""CDNA: what operands on their way take beside that (measured: what is above 512 by this spills)."""
 _PRODUCTS, _READS, _SCORES, _MEETING, _SHARED_PER_CLOCK = 1.6, 0.43, 0.18, 800.0, 128
 """See ``gradient_clocks``."""
 
@@ -139,10 +141,12 @@ def gradient_registers(config: FmhaConfig, arch: ArchSpec) -> int:
         passing = max(2 * keys * _held(config) // threads, products["dq"])
         return products["dv"] + products["dk"] + passing + _MMA_REGISTERS
     passing = max(products["scores"] + products["dp"], products["dq"])
-    return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS + _wmma_operands(config, arch)
+    return products["dv"] + products["dk"] + passing + _OTHER_REGISTERS + _operands_under_way(config, arch)
 
 
-def _wmma_operands(config: FmhaConfig, arch: ArchSpec) -> int:
+def _operands_under_way(config: FmhaConfig, arch: ArchSpec) -> int:
+    if arch.kind == "hip" and arch.wave_size == 64:
+        return _MFMA_REGISTERS
     instruction = arch.instructions.get("wmma")
     if instruction is None or config.q.bytes != 2:
         return 0

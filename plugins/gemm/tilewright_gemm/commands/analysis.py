@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_kit.contract.abilities import Product
+from tilewright_kit.contract.abilities import Product, WorkShare
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.attributes import refuse
+from tilewright_kit.tiles.work_share import tile_share
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["DEFAULT_SHAPE", "gemm_analysis_request", "gemm_product"]
+__all__ = ["DEFAULT_SHAPE", "gemm_analysis_request", "gemm_product", "gemm_share"]
 
 DEFAULT_SHAPE = "4096,4096,4096"
 
@@ -46,3 +47,8 @@ def gemm_product(problem: GemmProblem) -> Product:
         bytes_in=len(problem.products) * (m * k * problem.dtype_a.bytes + k * n * problem.dtype_b.bytes),
         bytes_out=len(problem.products) * m * n * problem.dtype_c.bytes,
     )
+
+
+def gemm_share(problem: GemmProblem, config: GemmConfig, workgroups: int) -> WorkShare:  # noqa: ARG001
+    """One output tile, or a slice of its K, after the other."""
+    return tile_share(gemm_product(problem), config.tile, config.split_k)

@@ -7,12 +7,13 @@ from math import prod
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction
-from tilewright_kit.contract.abilities import Product
+from tilewright_kit.contract.abilities import Product, WorkShare
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.attributes import refuse
+from tilewright_kit.tiles.work_share import tile_share
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["conv_analysis_request", "conv_analysis_shape", "conv_product"]
+__all__ = ["conv_analysis_request", "conv_analysis_shape", "conv_product", "conv_share"]
 
 _SIZES = {1: "4096", 2: "28x28", 3: "16x28x28"}
 
@@ -86,3 +87,8 @@ def conv_product(problem: ConvProblem) -> Product:
         bytes_in=sum(prod(desc.shape) * desc.dtype.bytes for desc, role in operands if role == "input"),
         bytes_out=sum(prod(desc.shape) * desc.dtype.bytes for desc, role in operands if role == "output"),
     )
+
+
+def conv_share(problem: ConvProblem, config: ConvConfig, workgroups: int) -> WorkShare:  # noqa: ARG001
+    """One tile of pixels and channels, or a slice of its reduction, after the other."""
+    return tile_share(conv_product(problem), config.tile, config.split_k)

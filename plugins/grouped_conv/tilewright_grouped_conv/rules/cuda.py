@@ -34,6 +34,10 @@ MOST_WITH_TAPS, WIDE_VECTOR = 132, 8
 """Sums of pixels and of taps together; channels of a vector that leave little room beside them."""
 MOST_READ = 112
 """Elements of a line of the image that it holds besides: 136 were too many."""
+_BESIDE_WEIGHTS = 72
+"""AMD: registers of a thread for pixels, sums and addresses beside the weights of all taps, which clang reads ahead
+once for each row of pixels (measured: what is above the arch's registers by this spills).
+"""
 _HIP_BACKWARD = ("compv3", "mem")
 _INTERWAVE = ("mem", "basic_v1")
 _ALWAYS_DOUBLE = ("compv4", "comp_async")
@@ -131,6 +135,12 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         fix_step: dict[str, object] = {"pixel_tile": _ONE_LINE}
         fix_step |= dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0)) if _crowded(line) else {}
         yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, fix_step)
+    if arch.kind == "hip" and (need := _with_weights(config)) > arch.registers_per_thread(_threads(config, arch)):
+        reason = f"a thread would need about {need} registers, of which the weights of {taps} taps are most"
+        line, none = config.replace(pixel_tile=_ONE_LINE), dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0))
+        fits = _with_weights(line) <= arch.registers_per_thread(_threads(config, arch))
+        fix_line: dict[str, object] = {"pixel_tile": _ONE_LINE} if fits else dict(none)
+        yield Violation("direct_tile", "pixel_tile", config.pixel_tile, reason, fix_line)
     if width * taps > MOST_UNROLLED:
         reason = f"{taps} taps of {width} channels are too many to unroll; there are registers for {MOST_UNROLLED}"
         fix_taps: dict[str, object] = dict.fromkeys(("filter", "stride", "dilation"), (0, 0, 0))
@@ -144,6 +154,20 @@ def direct_tile(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = "no template without a product reads D operands of channels-first images"
         fix_d: dict[str, object] = {"binary": Binary.NONE, "num_d_tensors": 0, "dtype_d": ()}
         yield Violation("direct_tile", "num_d_tensors", config.num_d_tensors, reason, fix_d)
+
+
+def _with_weights(config: ConvConfig) -> int:
+    """Registers of a thread that computes pixels of small groups with a filter that is compiled in, about; 0 for
+    kernels that read weights when they are due.
+    """
+    width, taps = max(config.vector_sizes[0], 1), config.filter[1] * config.filter[2]
+    if config.kind is not Kind.DIRECT or config.direction is Direction.BACKWARD_WEIGHT or not taps:
+        return 0
+    return (config.pixel_tile[1] or 2) * width * width * taps + _BESIDE_WEIGHTS
+
+
+def _threads(config: ConvConfig, arch: ArchSpec) -> int:
+    return max(config.waves, 1) * arch.wave_size
 
 
 def _crowded(config: ConvConfig) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
     "Resizes",
     "SamplesInputs",
     "Tunable",
+    "WorkShare",
 ]
 
 Array = npt.NDArray[Any]
@@ -52,6 +53,29 @@ class Product:
     bytes_in: int
     """Bytes of all operands in memory, each once."""
     bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkShare:
+    """One kernel's division of a problem among workgroups, for static analysis."""
+
+    slices: int
+    """Units of work that go through the main loop, all of them together; a persistent kernel's workgroup takes some."""
+    flops: float
+    """FLOP of the products of a slice, what lies beyond the problem's edges included; of unequal slices the mean."""
+    useful_flops: float
+    """FLOP of the whole problem, without what lies beyond its edges."""
+    bytes_begin: int
+    """Bytes that a slice needs from memory before its first product."""
+    bytes_end: int
+    """Bytes that a slice stores after its last one."""
+    turn_flops: float = 0.0
+    """FLOP of the products of one turn of the main loop, where it has loops inside that multiply; 0: it has none."""
+
+    @property
+    def edge(self) -> float:
+        """Share of the computed FLOP that lies inside the problem: 0 to 1."""
+        return self.useful_flops / (self.slices * self.flops)
 
 
 @runtime_checkable
@@ -139,4 +163,8 @@ class Analyzable(Protocol):
 
     def product_of(self, problem: Any) -> Product:
         """The product that a problem is."""
+        ...
+
+    def share_of(self, problem: Any, config: Any, workgroups: int) -> WorkShare:
+        """The kernel's division of the problem among so many workgroups, those of its launch."""
         ...
