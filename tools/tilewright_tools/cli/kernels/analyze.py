@@ -19,7 +19,6 @@ EPILOG = examples(
     "tilewright kernels analyze NAME --arch gfx942",
     "tilewright kernels analyze NAME --arch gfx942 --shape 4096,4096,4096 --schedule",
     "tilewright kernels analyze NAME --arch gfx942 --operation conv --shape 32,256,256,14x14,3x3,1,1,1",
-    "tilewright kernels analyze NAME --arch gfx942 --operation attention --shape 1,32,32,4096,4096,128,128",
     "tilewright kernels analyze --config config.json --arch gfx950 --json",
 )
 
@@ -28,9 +27,7 @@ def analyze(
     name: str = typer.Argument("", help="Kernel, by name."),
     arch: str = typer.Option(..., "--arch", help="AMD GPU: gfx90a, gfx942, gfx950, gfx1100 or gfx1201."),
     shape: str = typer.Option(
-        "",
-        help="Problem that the bound is for: M,N,K; of convolutions N,C,K,HxW,RxS,stride,pad,groups; of attention "
-        "B,HQ,HK,SQ,SK,D,DV.",
+        "", help="Problem that the bound is for: M,N,K; of convolutions N,C,K,HxW,RxS,stride,pad,groups."
     ),
     config: str = typer.Option("", "--config", help="Analyse this configuration: a file, JSON text, or -."),
     operation: str = typer.Option("", "--operation", help="Operation. Default: the first that is installed."),
