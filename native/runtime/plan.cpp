@@ -7,6 +7,7 @@
 
 #include "error.hpp"
 #include "lock.hpp"
+#include "sampling.hpp"
 #include "sha256.hpp"
 
 namespace tw {
@@ -139,6 +140,7 @@ void find_late(tw_plan& plan) {
 void release(tw_plan* plan) {
   if (__atomic_sub_fetch(&plan->references, 1, __ATOMIC_ACQ_REL)) return;
   plan->device->unload(plan);
+  if (plan->record) forget_samples(plan->record);
   for (Loaded* loaded = plan->loaded; loaded;) {
     Loaded* const next = loaded->next;
     free(loaded);
@@ -334,9 +336,12 @@ tw_status tw_plan_load(tw_plan* plan) {
   return loaded_plan(plan, &loaded);
 }
 
-tw_status tw_plan_count_into(tw_plan* plan, uint64_t* counter) {
-  if (!plan) return null_argument("tw_plan_count_into");
-  __atomic_store_n(&plan->counter, counter, __ATOMIC_RELAXED);
+tw_status tw_plan_record_into(tw_plan* plan, tw_launch_record* record) {
+  if (!plan) return null_argument("tw_plan_record_into");
+  if ((uintptr_t)record % 64)
+    return fail(TW_INVALID_ARGUMENT, "record_alignment", "put it at a multiple of 64 bytes", "a record at an odd address");
+  tw_launch_record* const before = __atomic_exchange_n(&plan->record, record, __ATOMIC_RELAXED);
+  if (before) forget_samples(before);
   return TW_OK;
 }
 
@@ -345,8 +350,10 @@ tw_status tw_run(tw_plan* plan, const uint64_t* addresses, uint32_t count, tw_st
   tw_status status = check_addresses(plan, addresses, count);
   Loaded* loaded;
   if (!status) status = loaded_plan(plan, &loaded);
-  if (!status && loaded) status = plan->device->run(plan, loaded, addresses, stream);
-  if (!status) count_launch(plan);
+  if (status) return status;
+  Sampled sampled(plan, stream);
+  if (loaded) status = plan->device->run(plan, loaded, addresses, stream);
+  if (!status) sampled.done();
   return status;
 }
 
@@ -400,11 +407,12 @@ tw_status tw_bind(
 
 tw_status tw_launch(const tw_binding* binding, tw_stream stream) {
   if (!binding) return null_argument("tw_launch");
+  Sampled sampled(binding->plan, stream);
   if (binding->loaded) {
     const tw_status status = binding->plan->device->launch(binding, stream);
     if (status) return status;
   }
-  count_launch(binding->plan);
+  sampled.done();
   return TW_OK;
 }
 

@@ -47,7 +47,7 @@ struct tw_plan {
   const char* strings;
   const unsigned char* image;
   const tw::Device* device;
-  uint64_t* counter;
+  tw_launch_record* record;  // where launches are counted; NULL: nowhere
   tw::Loaded* loaded;  // list; entries are added at its head and stay until the end
   uint32_t late;       // relocations and maps that depend on workspace or counters
   bool late_tables;    // some of them lie in the tables
@@ -90,11 +90,6 @@ inline void relocate(const tw_plan* plan, const uint64_t* places, unsigned char*
     if (which != Which::kAll && plan->is_late(at->place) != (which == Which::kLate)) continue;
     *(uint64_t*)(image + at->offset) = places[at->place] + (uint64_t)at->addend;
   }
-}
-
-inline void count_launch(const tw_plan* plan) {
-  uint64_t* const counter = __atomic_load_n(&plan->counter, __ATOMIC_RELAXED);
-  if (counter) __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
 }
 
 // Memory of the calling thread at a multiple of 64, which the next call in the same thread may move; NULL if there is

@@ -97,6 +97,15 @@ typedef struct tw_object_info {
   const uint8_t* sha256; /* 32 bytes, as long as the plan */
 } tw_object_info;
 
+/* Counts of a plan's launches, in memory of the caller, at a multiple of 64. */
+typedef struct tw_launch_record {
+  uint64_t id;         /* the caller's: the library leaves it alone */
+  uint64_t launches;   /* that were accepted */
+  uint64_t samples;    /* of them were timed: the 16th, and every 1024th after it */
+  uint64_t sampled_ns; /* sum of their times: on a CPU from begin to end, on a GPU by events around the launch */
+  uint64_t reserved[4];
+} tw_launch_record;
+
 TW_API uint32_t tw_abi_version(void);
 /* The version of the format of launch plans and bundles that this library reads. */
 TW_API uint32_t tw_format_version(void);
@@ -117,9 +126,10 @@ TW_API tw_status tw_plan_operand(const tw_plan* plan, uint32_t index, tw_operand
 TW_API tw_status tw_plan_object(const tw_plan* plan, uint32_t index, tw_object_info* info);
 /* Loads the code objects (for the current context of a GPU), which the first bind or run does otherwise. */
 TW_API tw_status tw_plan_load(tw_plan* plan);
-/* Launches are counted into *counter (one addition for each launch, relaxed), which must outlive the plan and its
- * bindings; NULL stops it. */
-TW_API tw_status tw_plan_count_into(tw_plan* plan, uint64_t* counter);
+/* Launches are counted into *record, by relaxed additions that other threads and processes may read at any time. It must
+ * outlive the plan and its bindings; NULL stops it. Launches that are captured into a graph are counted once, its replays
+ * are not. */
+TW_API tw_status tw_plan_record_into(tw_plan* plan, tw_launch_record* record);
 
 /* Launches once with operands at these addresses, in the order of the plan. */
 TW_API tw_status tw_run(tw_plan* plan, const uint64_t* addresses, uint32_t count, tw_stream stream);

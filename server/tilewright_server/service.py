@@ -20,6 +20,7 @@ from tilewright_kit.types.errors import (
 )
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.engine.call import Call, Cancellation
+from tilewright_server.engine.delayed_worker import Later
 from tilewright_server.engine.execution.caller_launch import CallerPlan, CodeObject, caller_plan
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.buffers import ResidentBuffer
@@ -27,6 +28,7 @@ from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.staging_pool import StagingPool
 from tilewright_server.session.attachments import Attachments
 from tilewright_server.session.bindings import BoundExecution, check_in_place
+from tilewright_server.session.launch_page import LaunchPage
 from tilewright_server.session.objects import AnyRegion
 from tilewright_server.session.operand_binding import Binder, Binding, Location, Place, Target
 from tilewright_server.session.region_sources import RegionSource, register
@@ -44,6 +46,8 @@ __all__ = ["Batch", "Finished", "Result", "RunResult", "Service"]
 _OF_THE_WHOLE = (ResourceExhaustedError, DeadlineError, CancelledError, UnavailableError)
 """Errors that reject a request rather than an execution, if it has but one."""
 MAX_REPEAT = 1_000_000
+COLLECT_S = 5.0
+"""How often launches in processes of clients are counted if nobody asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class Service:
         self.sessions = sessions
         self._pools: dict[str, StagingPool] = {}
         self._lock = threading.Lock()
+        self._later = Later("caller-launches")
+        self._collecting = False
         self.attachments = Attachments(engine.devices)
         self.binder = Binder(inline_limit, reply_limit, self.staging)
 
@@ -185,7 +191,10 @@ class Service:
     ) -> tuple[int, Target]:
         """Prepare a plan that the session keeps; returns its id. ``locations`` help to choose the device."""
         session = call.owner = self.sessions.get(token)
-        target = Target(self._planned(request, placed(session, locations or {}, selection), call))
+        selection = placed(session, locations or {}, selection)
+        target = Target(self._planned(request, selection, call))
+        if self._journal is not None:
+            target.asked = (request, selection)
         return session.add_plan(target, target.nbytes), target
 
     def _planned(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
@@ -212,6 +221,33 @@ class Service:
                 fix="ask for objects of the reply to Plan with PLACEMENT_CALLER",
             )
         return found
+
+    def launch_page(self, session: Session) -> LaunchPage:
+        """The page into which a session counts its launches in its own process. Raises ``ResourceExhaustedError``."""
+        page = session.caller_launches.page(self._launched_by_caller)
+        with self._lock:
+            begins, self._collecting = not self._collecting, True
+        if begins:
+            self._later.run(self._collect_again, COLLECT_S)
+        return page
+
+    def collect_launches(self) -> None:
+        """Bring counters of launches in processes of clients up to date."""
+        self.sessions.collect_launches()
+
+    def _collect_again(self) -> None:
+        with self._lock:
+            self._collecting = self.sessions.collect_launches()
+            if self._collecting:
+                self._later.run(self._collect_again, COLLECT_S)
+
+    def _launched_by_caller(self, target: Target, launches: int, samples: int, sampled_ns: int) -> None:
+        prepared = target.prepared.current
+        self.engine.statistics.launched_by_caller(
+            prepared.operation_counters, prepared.kernel_counters, launches, samples, sampled_ns
+        )
+        if self._journal is not None and launches and target.asked is not None:
+            self._journal.note(*target.asked, prepared.device, launches)
 
     def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int] | int]) -> Batch:
         """Bind (plan id, locations, repeat) each, or look up the id of a binding; what is wrong with one does not
@@ -331,6 +367,7 @@ class Service:
 
     def close(self) -> None:
         """Free staging memory. Sessions and the engine are closed by whoever made them."""
+        self._later.close()
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

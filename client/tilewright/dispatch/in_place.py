@@ -7,7 +7,9 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
 
@@ -16,12 +18,13 @@ import numpy as np
 from tilewright.dispatch.binding import Launched, launch_stream, leader
 from tilewright.dispatch.operands import check_output
 from tilewright.dispatch.slots import Slot, single
-from tilewright.errors import InternalError, UnsupportedError, from_detail
+from tilewright.errors import InternalError, TilewrightError, UnsupportedError, from_detail
 from tilewright.gpu.driver import GpuDriver
 from tilewright.gpu.registry import driver_of
 from tilewright.gpu.streams import current_stream
 from tilewright.launch.library import NO_CONTEXT, load_library
 from tilewright.launch.opened import OpenedPlan
+from tilewright.launch.page import LaunchPage
 from tilewright.session.state import Core, Session, uuid_digits
 from tilewright.tensor.device_array import by_library, find_mapped
 from tilewright.tensor.interop import UNKNOWN, DeviceTensor, recognise, recognise_output
@@ -29,12 +32,13 @@ from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc
 from tilewright.types.addresses import address_of
 from tilewright.types.spec import Spec, fresh
-from tilewright_proto.v1 import dispatch_pb2
+from tilewright_proto.v1 import dispatch_pb2, local_pb2
 
 __all__ = ["BoundInPlace", "InPlace", "opened_plan"]
 
 MAX_OBJECT = 1 << 30
 """Bytes of a code object, far beyond any."""
+_page_lock = threading.Lock()
 
 
 class InPlace:
@@ -295,7 +299,30 @@ def opened_plan(
             library.put_object(item.sha256, item.content)
         elif not library.knows(item.sha256):
             yield from _fetched(core, session, plan, item)
-    return OpenedPlan(library, reply.launch_plan, names)
+    opened = OpenedPlan(library, reply.launch_plan, names)
+    page = yield from _launch_page(core, session)
+    if page is not None:
+        opened.count_into(page, plan)
+    return opened
+
+
+def _launch_page(core: Core, session: Session) -> Flow[LaunchPage | None]:
+    """The page in which the session's launches are counted; ``None`` if there is none, which is no reason to fail."""
+    if session.launch_page is None:
+        found: LaunchPage | bool = False
+        if session.control is not None:
+            with suppress(TilewrightError, OSError, ValueError):
+                request = local_pb2.OpenLaunchPageRequest(session=session.token)
+                reply, fds = yield Rpc(rpc.OPEN_LAUNCH_PAGE, request, core.timeout, local=True)
+                try:
+                    found = LaunchPage(fds[0], reply.records) if fds else False
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+        with _page_lock:  # one for each session, whoever comes first
+            if session.launch_page is None:
+                session.launch_page = found
+    return session.launch_page or None
 
 
 def _fetched(core: Core, session: Session, plan: int, item: dispatch_pb2.CodeObject) -> Flow[None]:

@@ -109,6 +109,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tw_plan_operand": (c_void_p, c_uint32, POINTER(OperandInfo)),
     "tw_plan_load": (c_void_p,),
     "tw_plan_close": (c_void_p,),
+    "tw_plan_record_into": (c_void_p, c_void_p),
     "tw_run": (c_void_p, c_char_p, c_uint32, c_void_p),
     "tw_bind": (c_void_p, c_char_p, c_uint32, c_void_p, POINTER(c_void_p)),
     "tw_launch": (c_void_p, c_void_p),
@@ -223,6 +224,10 @@ class Library:
 
     def load_plan(self, plan: int) -> None:
         self._check(self._native.tw_plan_load(plan))
+
+    def record_into(self, plan: int, address: int | None) -> None:
+        """Count launches of a plan into a ``tw_launch_record``; ``None`` stops it."""
+        self._check(self._native.tw_plan_record_into(plan, address))
 
     def bind(self, plan: int, addresses: bytes, count: int) -> tuple[int, int]:
         """Status and handle of a binding."""

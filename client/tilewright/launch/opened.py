@@ -9,6 +9,7 @@ from struct import Struct
 
 from tilewright.errors import DeviceError, InternalError, TilewrightError, UnsupportedError
 from tilewright.launch.library import CPU, NO_CONTEXT, UNSUPPORTED, Library
+from tilewright.launch.page import LaunchPage
 
 __all__ = ["OpenedBinding", "OpenedPlan", "falls_back", "is_lasting"]
 
@@ -55,6 +56,16 @@ class OpenedPlan:
                     fix='launch it in the server (launch="server"), or give this process more CPUs',
                 )
             library.load_plan(self.handle)
+
+    def count_into(self, page: LaunchPage, plan: int) -> None:
+        """Count launches in a session's page, under the plan's id there, if it has room."""
+        if (taken := page.take(plan)) is None:
+            return
+        place, address = taken
+        self.library.record_into(self.handle, address)
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, _close_counted, self.library, self.handle, page, place)
+        self._finalizer.atexit = False
 
     def run(self, addresses: bytes, stream: int | None = None) -> int:
         """Launch once; the library's status."""
@@ -106,6 +117,12 @@ class OpenedBinding:
         """``launch(handle, stream)``: the library's status."""
         self._finalizer = weakref.finalize(self, plan.library.close_binding, handle)
         self._finalizer.atexit = False
+
+
+def _close_counted(library: Library, plan: int, page: LaunchPage, place: int) -> None:
+    library.record_into(plan, None)
+    library.close_plan(plan)
+    page.give_back(place)
 
 
 def is_lasting(error: TilewrightError) -> bool:

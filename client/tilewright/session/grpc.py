@@ -23,7 +23,7 @@ from tilewright.errors import (
 from tilewright.session.settings import FORK_VARIABLE
 from tilewright.session.state import Core, Session
 from tilewright.session.tls import Tls, channel_credentials, channel_options
-from tilewright.transport.rpc import EXECUTE, EXPORT_BUFFER, FETCH_OBJECT, Method, Rpc
+from tilewright.transport.rpc import EXECUTE, EXPORT_BUFFER, FETCH_OBJECT, OPEN_LAUNCH_PAGE, Method, Rpc
 from tilewright_proto.v1 import memory_pb2
 
 __all__ = [
@@ -163,7 +163,7 @@ def call_local(session: Session, call: Rpc) -> Any:
             unbegun(error)
         raise
     parsed = call.method.parse(reply.payload)
-    return (parsed, reply.fds) if call.method in (EXPORT_BUFFER, FETCH_OBJECT) else parsed
+    return (parsed, reply.fds) if call.method in (EXPORT_BUFFER, FETCH_OBJECT, OPEN_LAUNCH_PAGE) else parsed
 
 
 def call_failed(core: Core, session: Session, error: Any, method: Method = EXECUTE) -> TilewrightError:

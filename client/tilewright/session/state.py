@@ -52,6 +52,7 @@ class Session:
         "gpus",
         "inline_limit",
         "lanes",
+        "launch_page",
         "local_socket",
         "lost",
         "message_limit",
@@ -79,6 +80,8 @@ class Session:
         self.control: Control | None = None
         """The local socket's connection for calls, where there is one; the connections for launches are ``lanes``."""
         self.lanes: Lanes | None = None
+        self.launch_page: Any = None
+        """Where launches in this process are counted; ``False`` if there is no such page."""
         self.trusted = False
         """True if the server is known to be a process of this user, or of root, on this machine."""
         self.exports: dict[tuple[int, int], Any] = {}

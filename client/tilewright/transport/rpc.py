@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import Message
 
 from tilewright.transport import frames
-from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
+from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, local_pb2, memory_pb2
 
 __all__ = ["EXECUTE_STREAM", "MISSED", "OPEN_SESSION", "Flow", "Method", "Renew", "Rpc", "Step", "Wait", "Work"]
 
@@ -76,6 +76,8 @@ _D, _M, _K = "/tilewright.v1.Dispatch/", "/tilewright.v1.Memory/", "/tilewright.
 RUN = Method(_D + "Run", dispatch_pb2.RunReply.FromString, effect=True)
 PLAN = Method(_D + "Plan", dispatch_pb2.PlanReply.FromString)
 FETCH_OBJECT = Method(_D + "FetchObject", dispatch_pb2.FetchObjectReply.FromString, number=frames.FETCH_OBJECT)
+OPEN_LAUNCH_PAGE = Method("", local_pb2.OpenLaunchPageReply.FromString, number=frames.OPEN_LAUNCH_PAGE)
+"""Over the local socket only."""
 RELEASE_PLAN = Method(_D + "ReleasePlan", dispatch_pb2.ReleasePlanReply.FromString)
 EXECUTE = Method(_D + "Execute", dispatch_pb2.ExecuteReply.FromString, effect=True)
 EXECUTE_STREAM = _D + "ExecuteStream"

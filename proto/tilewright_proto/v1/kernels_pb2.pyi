@@ -258,7 +258,7 @@ class StatisticsRequest(_message.Message):
 class StatisticsReply(_message.Message):
     __slots__ = ("operations", "kernels", "artifact_hits", "artifact_builds", "artifact_failures", "sessions", "regions", "region_bytes", "buffers", "buffer_bytes", "queue_depth", "uptime_ns", "plugins", "bindings", "attached_connections", "devices")
     class Operation(_message.Message):
-        __slots__ = ("name", "success", "failure", "plan_hits", "plan_misses", "bytes_copied", "cumulative")
+        __slots__ = ("name", "success", "failure", "plan_hits", "plan_misses", "bytes_copied", "cumulative", "caller_launches", "caller_samples", "caller_sampled_ns")
         NAME_FIELD_NUMBER: _ClassVar[int]
         SUCCESS_FIELD_NUMBER: _ClassVar[int]
         FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,9 @@ class StatisticsReply(_message.Message):
         PLAN_MISSES_FIELD_NUMBER: _ClassVar[int]
         BYTES_COPIED_FIELD_NUMBER: _ClassVar[int]
         CUMULATIVE_FIELD_NUMBER: _ClassVar[int]
+        CALLER_LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+        CALLER_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        CALLER_SAMPLED_NS_FIELD_NUMBER: _ClassVar[int]
         name: str
         success: int
         failure: int
@@ -273,16 +276,27 @@ class StatisticsReply(_message.Message):
         plan_misses: int
         bytes_copied: int
         cumulative: _dispatch_pb2.Timing
-        def __init__(self, name: _Optional[str] = ..., success: _Optional[int] = ..., failure: _Optional[int] = ..., plan_hits: _Optional[int] = ..., plan_misses: _Optional[int] = ..., bytes_copied: _Optional[int] = ..., cumulative: _Optional[_Union[_dispatch_pb2.Timing, _Mapping]] = ...) -> None: ...
+        caller_launches: int
+        caller_samples: int
+        caller_sampled_ns: int
+        def __init__(self, name: _Optional[str] = ..., success: _Optional[int] = ..., failure: _Optional[int] = ..., plan_hits: _Optional[int] = ..., plan_misses: _Optional[int] = ..., bytes_copied: _Optional[int] = ..., cumulative: _Optional[_Union[_dispatch_pb2.Timing, _Mapping]] = ..., caller_launches: _Optional[int] = ..., caller_samples: _Optional[int] = ..., caller_sampled_ns: _Optional[int] = ...) -> None: ...
     class Kernel(_message.Message):
-        __slots__ = ("name", "launches", "device_ns")
+        __slots__ = ("name", "launches", "device_ns", "device", "caller_launches", "caller_samples", "caller_sampled_ns")
         NAME_FIELD_NUMBER: _ClassVar[int]
         LAUNCHES_FIELD_NUMBER: _ClassVar[int]
         DEVICE_NS_FIELD_NUMBER: _ClassVar[int]
+        DEVICE_FIELD_NUMBER: _ClassVar[int]
+        CALLER_LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+        CALLER_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        CALLER_SAMPLED_NS_FIELD_NUMBER: _ClassVar[int]
         name: str
         launches: int
         device_ns: int
-        def __init__(self, name: _Optional[str] = ..., launches: _Optional[int] = ..., device_ns: _Optional[int] = ...) -> None: ...
+        device: str
+        caller_launches: int
+        caller_samples: int
+        caller_sampled_ns: int
+        def __init__(self, name: _Optional[str] = ..., launches: _Optional[int] = ..., device_ns: _Optional[int] = ..., device: _Optional[str] = ..., caller_launches: _Optional[int] = ..., caller_samples: _Optional[int] = ..., caller_sampled_ns: _Optional[int] = ...) -> None: ...
     class Device(_message.Message):
         __slots__ = ("id", "host_synchronisations", "launch_synchronisations", "pool_used_bytes", "pool_held_bytes", "mappings", "modules")
         ID_FIELD_NUMBER: _ClassVar[int]

@@ -4,6 +4,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class OpenLaunchPageRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
+
+class OpenLaunchPageReply(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    def __init__(self, records: _Optional[int] = ...) -> None: ...
+
 class HelloReply(_message.Message):
     __slots__ = ("server_version", "packet_bytes", "launches")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]

@@ -35,6 +35,11 @@ class OperationCounters:
     copy_in_ns: int = 0
     device_ns: int = 0
     copy_out_ns: int = 0
+    caller_launches: int = 0
+    """In processes of clients, as these count them."""
+    caller_samples: int = 0
+    """Those of them that were timed."""
+    caller_sampled_ns: int = 0
     failures: dict[str, int] = field(default_factory=dict, compare=False)
     """Failed executions by error code."""
     queue: Histogram = field(default_factory=Histogram, compare=False)
@@ -56,11 +61,18 @@ class OperationCounters:
 
 @dataclass(slots=True)
 class KernelCounters:
-    """Counters of one kernel; a stage is a launch."""
+    """Counters of one kernel on one device; a stage is a launch."""
 
     name: str
+    device: str = ""
     launches: int = 0
+    """By the server."""
     device_ns: int = 0
+    caller_launches: int = 0
+    """In processes of clients, as these count them."""
+    caller_samples: int = 0
+    """Those of them that were timed."""
+    caller_sampled_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class Statistics:
     """Gauges of others: fields of ``Snapshot`` by name."""
     started_ns: int = field(default_factory=time.monotonic_ns)
     _operations: dict[str, OperationCounters] = field(default_factory=dict)
-    _kernels: dict[str, KernelCounters] = field(default_factory=dict)
+    _kernels: dict[tuple[str, str], KernelCounters] = field(default_factory=dict)
     _losses: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,12 +110,32 @@ class Statistics:
         with self._lock:
             return self._operations.setdefault(name, OperationCounters(name))
 
-    def kernel(self, name: str) -> KernelCounters:
-        """Counters of a kernel; the same for all that come when there are too many."""
+    def kernel(self, name: str, device: str = "") -> KernelCounters:
+        """Counters of a kernel on a device; the same for all that come when there are too many."""
         with self._lock:
-            if name not in self._kernels and len(self._kernels) >= MAX_KERNELS:
-                name = OTHERS
-            return self._kernels.setdefault(name, KernelCounters(name))
+            key = (name, device)
+            if key not in self._kernels and len(self._kernels) >= MAX_KERNELS:
+                key = (OTHERS, "")
+            return self._kernels.setdefault(key, KernelCounters(*key))
+
+    def launched_by_caller(
+        self,
+        operation: OperationCounters,
+        kernels: Sequence[KernelCounters],
+        launches: int,
+        samples: int,
+        sampled_ns: int,
+    ) -> None:
+        """A client has launched a plan in its own process. ``kernels`` are those of its stages."""
+        with self._lock:
+            operation.caller_launches += launches
+            operation.caller_samples += samples
+            operation.caller_sampled_ns += sampled_ns
+            for kernel in kernels:
+                kernel.caller_launches += launches
+            if len(kernels) == 1:
+                kernels[0].caller_samples += samples
+                kernels[0].caller_sampled_ns += sampled_ns
 
     def executed(
         self,
@@ -166,7 +198,7 @@ class Statistics:
             operations = [item.copy() for _, item in sorted(self._operations.items())]
             kernels = [copy(item) for item in self._kernels.values()]
             losses = dict(self._losses)
-        kernels.sort(key=lambda item: (-item.launches, item.name))
+        kernels.sort(key=lambda item: (-item.launches - item.caller_launches, item.name, item.device))
         return Snapshot(
             tuple(operations),
             tuple(kernels),

@@ -71,6 +71,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """As the registry asks for."""
+        self._service.collect_launches()
         snapshot = self._service.engine.statistics.snapshot()
         yield self._gauge("info", "Version of the server.", {(__version__,): 1}, "version")
         yield self._gauge("uptime_seconds", "Time since the start.", {(): snapshot.uptime_ns / 1e9})
@@ -113,6 +114,24 @@ class Metrics:
         )
         for name, text, pick in histograms:
             yield self._histogram(name, text, {key: pick(item) for key, item in by.items()}, "operation")
+        for name, text, values in (
+            (
+                "caller_launches",
+                "Launches in processes of clients, as these count them.",
+                {key: item.caller_launches for key, item in by.items()},
+            ),
+            (
+                "caller_launch_samples",
+                "Launches of these that were timed.",
+                {key: item.caller_samples for key, item in by.items()},
+            ),
+            (
+                "caller_launch_sampled_seconds",
+                "Time of those that were timed.",
+                {key: item.caller_sampled_ns / 1e9 for key, item in by.items()},
+            ),
+        ):
+            yield self._counter(name, text, values, "operation")
         copied = {key: item.bytes_copied for key, item in by.items()}
         yield self._counter("copied_bytes", "Operands that the server copied.", copied, "operation")
         copies = {(item.name, "in"): item.copy_in_ns / 1e9 for item in by.values()}

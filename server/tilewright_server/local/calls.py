@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_proto.v1 import dispatch_pb2, memory_pb2
+from tilewright_proto.v1 import dispatch_pb2, local_pb2, memory_pb2
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.messages.regions import exported, region_reply, region_source
 from tilewright_server.protocol.sealed_file import sealed_file
 from tilewright_server.rpc.dispatch import bind
 from tilewright_server.rpc.method_handlers import parse_as
+from tilewright_server.session.launch_page import RECORDS
 
 if TYPE_CHECKING:
     from tilewright_server.service import Service
@@ -47,6 +48,7 @@ class Calls:
             4: (memory_pb2.ExportBufferRequest, self._export),
             5: (memory_pb2.UnregisterRegionRequest, self._unregister),
             6: (dispatch_pb2.FetchObjectRequest, self._fetch_object),
+            7: (local_pb2.OpenLaunchPageRequest, self._open_launch_page),
         }
 
     def call(self, method: int, payload: bytes, descriptors: Sequence[int]) -> Answer:
@@ -100,6 +102,14 @@ class Calls:
         found = self._service.code_object(self._session, request.plan, request.sha256)
         descriptor = sealed_file("tw-object", found.read())
         return Answer(found.nbytes, dispatch_pb2.FetchObjectReply(bytes=found.nbytes), descriptor)
+
+    def _open_launch_page(self, _: local_pb2.OpenLaunchPageRequest, __: Sequence[int]) -> Answer:
+        page = self._service.launch_page(self._session)
+        try:
+            descriptor = page.descriptor()
+        except OSError as error:  # the session has just ended, or there is none left
+            raise unknown_session() from error
+        return Answer(page.nbytes, local_pb2.OpenLaunchPageReply(records=RECORDS), descriptor)
 
     def _unregister(self, request: memory_pb2.UnregisterRegionRequest, _: Sequence[int]) -> Answer:
         self._session.unregister(request.region, time.monotonic() + END_WAIT_S)

@@ -59,7 +59,15 @@ def statistics(
     return pb.StatisticsReply(
         operations=[_operation(item) for item in snapshot.operations],
         kernels=[
-            pb.StatisticsReply.Kernel(name=item.name, launches=item.launches, device_ns=item.device_ns)
+            pb.StatisticsReply.Kernel(
+                name=item.name,
+                launches=item.launches,
+                device_ns=item.device_ns,
+                device=item.device,
+                caller_launches=item.caller_launches,
+                caller_samples=item.caller_samples,
+                caller_sampled_ns=item.caller_sampled_ns,
+            )
             for item in snapshot.kernels[:MAX_KERNELS]
         ],
         artifact_hits=snapshot.artifact_hits,
@@ -95,6 +103,9 @@ def _operation(item: OperationCounters) -> pb.StatisticsReply.Operation:
             device_ns=item.device_ns,
             copy_out_ns=item.copy_out_ns,
         ),
+        caller_launches=item.caller_launches,
+        caller_samples=item.caller_samples,
+        caller_sampled_ns=item.caller_sampled_ns,
     )
 
 

@@ -112,6 +112,7 @@ class KernelsServicer:
     @lane(Lane.REPORT)
     def statistics(self, _: pb.StatisticsRequest, context: WireCall) -> pb.StatisticsReply:  # noqa: ARG002
         engine = self._engine
+        self._service.collect_launches()
         counters: dict[str, Mapping[str, int]] = {}
         for name, device in engine.devices.opened().items():
             with suppress(TilewrightError):  # lost just now

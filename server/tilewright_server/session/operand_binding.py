@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tilewright_kit.contract.problem import Role
+from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_server.devices.contract import DeviceLostError, shares_host_memory
 from tilewright_server.devices.lifetime import is_lost
@@ -34,6 +34,7 @@ from tilewright_server.session.staged_operands import (
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
     from tilewright_server.engine.execution.caller_launch import CallerPlan
+    from tilewright_server.engine.types import Selection
     from tilewright_server.memory.buffers import ResidentBuffer
 
 __all__ = ["Binder", "Binding", "Location", "Place", "Target"]
@@ -67,12 +68,14 @@ class Location(NamedTuple):
 class Target:
     """A prepared plan with the slots of its operands."""
 
-    __slots__ = ("caller_plan", "device_id", "nbytes", "on_host", "prepared", "slots")
+    __slots__ = ("asked", "caller_plan", "device_id", "nbytes", "on_host", "prepared", "slots")
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.caller_plan: CallerPlan | None = None
         """Its launch plan, if the session was given it: then it may fetch the code objects."""
+        self.asked: tuple[OperationRequest, Selection] | None = None
+        """Request and selection that it was made for, where somebody keeps a journal of them."""
         self.device_id: str = prepared.device.id
         self.on_host = shares_host_memory(prepared.device)
         self.slots = tuple(

@@ -25,6 +25,7 @@ from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
 from tilewright_server.session.bindings import AttachedConnection, BoundExecution
+from tilewright_server.session.launch_page import CallerLaunches
 from tilewright_server.session.objects import AnyRegion, new_id
 from tilewright_server.session.processes import is_known
 from tilewright_server.session.quotas import REMEDIES, Account, Limits, Resource, buffer_charges
@@ -79,6 +80,7 @@ class Session:
         self._buffer_bytes = 0
         self._plans: dict[int, tuple[Any, int]] = {}
         self._plan_bytes = 0
+        self.caller_launches = CallerLaunches(self._plans)
 
     def identify(self, client: Client) -> None:
         """Charge what the session holds to the process that it has turned out to be of, unless that was known."""
@@ -108,6 +110,7 @@ class Session:
         return found[0]
 
     def release_plan(self, plan_id: int) -> None:
+        self.caller_launches.collect()
         with self._changed:
             released = self._plans.pop(plan_id, None)
             if released is None:
@@ -319,9 +322,7 @@ class Session:
 
     def on_close(self, watcher: Callable[[], None]) -> Callable[[], None]:
         """Have ``watcher`` run at the end of the session, in any thread. Returns a function that forgets it.
-
-        ``NotFoundError`` if the session has ended.
-        """
+        ``NotFoundError`` if the session has ended."""
         with self._changed:
             self._check_open()
             self._watchers.add(watcher)
@@ -337,6 +338,7 @@ class Session:
 
     def close(self) -> None:
         """End everything; what work in flight uses goes when that work is done. Idempotent."""
+        self.caller_launches.close()
         with self._changed:
             if self._closed:
                 return

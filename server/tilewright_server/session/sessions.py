@@ -81,6 +81,12 @@ class Sessions:
         released = [session.wait_released(max(0.0, deadline - time.monotonic())) for session in sessions]
         return all(released)
 
+    def collect_launches(self) -> bool:
+        """Count what clients have launched in their own processes; False if none of them can."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        return sum(session.caller_launches.collect() for session in sessions) > 0
+
     def usage(self) -> Usage:
         total = Usage()
         with self._lock:

@@ -10,6 +10,7 @@ import pytest
 from rpc_harness import REAL, ServerProcess
 
 import tilewright as tw
+from tilewright_server.engine.planning.journal import read_journal
 from tilewright_tools.cli import main
 
 pytestmark = pytest.mark.slow
@@ -99,3 +100,14 @@ def test_what_is_neither_keeps_it_from_starting(tmp_path: Path, name: str, conte
     server = served(tmp_path / "one", **{name: tmp_path / "file"})
     assert (server.ready, server.wait()) == ("", 1)
     assert "cannot start: " in server.log() and "Fix: " in server.log()
+
+
+def test_a_journal_counts_launches_in_processes_of_clients(tmp_path: Path) -> None:
+    with served(tmp_path / "s", journal=tmp_path / "journal") as server:
+        with tw.connect(server.addresses[0], launch="caller") as client:
+            bound = client.plan_gemm(A, B).bind(A, B)
+            for _ in range(50):
+                bound()
+        assert server.stop() == 0
+    (problem,) = read_journal(tmp_path / "journal")[0]
+    assert problem.count == 51, "asked for once, launched 50 times"

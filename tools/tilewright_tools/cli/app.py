@@ -10,7 +10,7 @@ from tilewright_tools.cli.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.kernels import kernels
 from tilewright_tools.cli.output import examples
 from tilewright_tools.cli.problems.operations import bench_app, run_app
-from tilewright_tools.cli.service import arch, cache, doctor, health, perf, plugins, serve, stop
+from tilewright_tools.cli.service import arch, cache, doctor, health, perf, plugins, serve, stop, top
 
 __all__ = ["app"]
 
@@ -43,6 +43,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(arch.app, name="arch")
 app.command("health", epilog=health.HEALTH_EPILOG)(health.health)
 app.command("status", epilog=health.STATUS_EPILOG)(health.status)
+app.command("top", epilog=top.TOP_EPILOG)(top.top)
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 

@@ -105,7 +105,7 @@ class Assembler:
             args_bytes=sum(len(stage.args.template) for stage in stages),
             executor=self.executor(device),
             operation_counters=counters,
-            kernel_counters=[self._statistics.kernel(stage.config.name) for stage in plan.stages],
+            kernel_counters=[self._statistics.kernel(stage.config.name, info.id) for stage in plan.stages],
             notes=(note,) if note else (),
             is_fallback=is_fallback,
             values=values,

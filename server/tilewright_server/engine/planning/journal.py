@@ -88,8 +88,8 @@ class Journal:
         if torn:  # whoever wrote it was killed: its last line is lost, and the next must not be
             self._append(b"\n")
 
-    def note(self, request: OperationRequest, selection: Selection, device: DeviceInfo) -> None:
-        """Count a problem that was planned for a device."""
+    def note(self, request: OperationRequest, selection: Selection, device: DeviceInfo, count: int = 1) -> None:
+        """Count a problem that was planned for a device, or launched ``count`` times by those who had planned it."""
         if self._fd < 0:
             return
         key = (*request_key(request, selection), device.id)
@@ -97,8 +97,8 @@ class Journal:
             seen = self._seen.get(key)
             if seen is None:
                 seen = self._add(key, request, selection, device)
-            seen.count += 1
-            if seen.id and seen.count & (seen.count - 1) == 0:
+            before, seen.count = seen.count, seen.count + count
+            if seen.id and seen.count.bit_length() > before.bit_length():
                 self._write_count(seen)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import typer
 from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.output import examples, note, out, print_json, table
 from tilewright_tools.cli.private_server import health_of
+from tilewright_tools.cli.service.counters import server_statistics, target_of
 
 __all__ = ["HEALTH_EPILOG", "STATUS_EPILOG", "health", "status"]
 
@@ -16,7 +17,6 @@ HEALTH_EPILOG = examples(
     "tilewright health", "tilewright health --ready --target unix:/run/tilewright/tilewright.sock --quiet"
 )
 STATUS_EPILOG = examples("tilewright status", "tilewright status --json | jq .operations")
-STATISTICS = "/tilewright.v1.Kernels/Statistics"
 _TARGET = typer.Option("", "--target", help="Server. Default: your own.")
 _TIMEOUT = typer.Option(2.0, "--timeout", min=0.01, help="Seconds to wait for the answer.")
 
@@ -30,7 +30,7 @@ def health(
     """Ask a server for its health: exit code 0 if it is well, 1 if it says that it is not (it starts or drains), 3 if
     none answers.
     """
-    where = _target(target)
+    where = target_of(target)
     answer = health_of(where, "tilewright.ready" if ready else "", timeout)
     if not quiet:
         out().print(f"{where}: {answer or 'no answer'}", markup=False)
@@ -42,27 +42,8 @@ def status(
     target: str = _TARGET, timeout: float = _TIMEOUT, as_json: bool = typer.Option(False, "--json", help="Print JSON.")
 ) -> None:
     """Show what a running server does: holdings of its clients, operations with their times, devices, plugins."""
-    import grpc
-
-    from tilewright.session.grpc import channel
-    from tilewright.session.tls import tls_for
-    from tilewright_kit.types.errors import UnavailableError
-    from tilewright_proto.v1 import kernels_pb2
-
-    where = _target(target)
+    where, reply = server_statistics(target, timeout)
     ready = health_of(where, "tilewright.ready", timeout)
-    try:
-        with channel(where, tls_for(where)) as opened:
-            ask = opened.unary_unary(STATISTICS, response_deserializer=kernels_pb2.StatisticsReply.FromString)
-            reply = ask(kernels_pb2.StatisticsRequest().SerializeToString(), timeout=timeout)
-    except grpc.RpcError as error:
-        raise UnavailableError(
-            f"the server does not answer: {error.details()}",
-            field="target",
-            value=where,
-            rule="server_answer",
-            fix="start one with `tilewright serve`, or name its address with --target",
-        ) from error
     if as_json:
         print_json({"target": where, "ready": ready == "serving", **_record(reply)})
         return
@@ -111,9 +92,3 @@ def _record(message: Any) -> dict[str, Any]:
 
 def _kernels(reply: Any) -> str:
     return f"{reply.artifact_hits}, {reply.artifact_builds}, {reply.artifact_failures}"
-
-
-def _target(target: str) -> str:
-    from tilewright.session.settings import default_target, normalise_target
-
-    return normalise_target(target) if target else default_target()
