@@ -139,11 +139,14 @@ def call_of(context: WireCall) -> Call:
     return call
 
 
-def register(server: grpc.Server, servicer: object, service: ServiceDescriptor, reception: Reception) -> None:
-    """Serve the methods of ``service`` that ``servicer`` has."""
+def register(
+    server: grpc.Server, servicer: object, service: ServiceDescriptor, reception: Reception, name: str = ""
+) -> None:
+    """Serve the methods of ``service`` that ``servicer`` has, under another ``name`` than the service's if one is
+    given."""
     served = [method for method in service.methods if hasattr(servicer, _snake(method.name))]
     handlers = {method.name: _handler(servicer, method, reception) for method in served}
-    server.add_registered_method_handlers(service.full_name, handlers)
+    server.add_registered_method_handlers(name or service.full_name, handlers)
 
 
 def _handler(servicer: object, method: MethodDescriptor, reception: Reception) -> grpc.RpcMethodHandler:

@@ -46,6 +46,7 @@ HEALTH_RECEIVED = 16
 """As many health checks. They never wait: whoever sends none gives way to whoever does."""
 LAST_TOKEN_FIELD = b"\x3a\x10"
 """How the token begins in the one request that ends with it, ``BuildRequest``: field 7, sixteen bytes."""
+REFLECTION = "grpc.reflection.v1.ServerReflection"
 REAPERS = 16
 """Sessions that may be taken down at a time."""
 
@@ -185,7 +186,7 @@ def _add_reflection(server: grpc.Server, names: Sequence[str], reception: Recept
     class Reflection:
         """As ``reflection.ReflectionServicer``, by events: its streams hold no thread while nothing is asked."""
 
-        _answers = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME])
+        _answers = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME, REFLECTION])
 
         @lane(Lane.REPORT)
         def server_reflection_info(self, data: bytes, cancellation: Cancellation, client: Client) -> bytes:  # noqa: ARG002
@@ -194,4 +195,7 @@ def _add_reflection(server: grpc.Server, names: Sequence[str], reception: Recept
             answer: bytes = reply.SerializeToString()
             return answer
 
-    register(server, Reflection(), reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], reception)
+    service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    register(server, Reflection(), service, reception)
+    # The same messages under the name that clients ask for first since 2023.
+    register(server, Reflection(), service, reception, name=REFLECTION)

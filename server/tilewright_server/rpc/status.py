@@ -8,12 +8,17 @@ from typing import Any
 import grpc
 
 from tilewright_kit.types import errors as kit
-from tilewright_server.protocol.errors import MAX_MESSAGE, as_tilewright_error, clean, to_detail
+from tilewright_server.messages.status_details import STATUS_METADATA, status_details
+from tilewright_server.protocol.errors import as_tilewright_error, clean, to_detail
 
 __all__ = ["ERROR_METADATA", "STATUS", "set_status", "status_of"]
 
 ERROR_METADATA = "tilewright-error-bin"
 PUSHBACK_METADATA = "grpc-retry-pushback-ms"
+MOST_TEXT = 600
+"""Characters of the message, which stands in the status and in its details."""
+MOST_DETAIL = 3000
+"""Bytes of our own detail without its log."""
 
 Code = grpc.StatusCode
 STATUS: Mapping[type[kit.TilewrightError], grpc.StatusCode] = {
@@ -43,11 +48,16 @@ def status_of(error: kit.TilewrightError) -> grpc.StatusCode:
 def set_status(context: grpc.ServicerContext, error: BaseException) -> kit.TilewrightError:
     """Give a call the status and details of ``error``, without ending it. Returns the error that the caller sees."""
     known = as_tilewright_error(error)
-    detail = to_detail(known)
-    trailing: list[tuple[str, Any]] = [(ERROR_METADATA, detail.SerializeToString())]
+    detail = to_detail(known, MOST_DETAIL)
+    text = clean(str(known), MOST_TEXT)
+    code = status_of(known)
+    trailing: list[tuple[str, Any]] = [
+        (ERROR_METADATA, detail.SerializeToString()),
+        (STATUS_METADATA, status_details(known, code, text)),
+    ]
     if detail.retry_after_ms:
         trailing.append((PUSHBACK_METADATA, str(detail.retry_after_ms)))
     context.set_trailing_metadata(tuple(trailing))
-    context.set_code(status_of(known))
-    context.set_details(clean(str(known), MAX_MESSAGE))
+    context.set_code(code)
+    context.set_details(text)
     return known

@@ -19,10 +19,10 @@ _counter = itertools.count(1)
 
 
 def new_id() -> int:
-    """An id that is never zero, cannot be guessed from another and does not come again (until 2**32 more have been
-    given out).
+    """An id that is never zero, cannot be guessed from another and does not come again (until 2**28 more have been
+    given out). It has 53 bits: languages whose numbers are doubles hold it.
     """
-    return secrets.randbits(32) << 32 | (next(_counter) & 0xFFFFFFFF) or new_id()
+    return secrets.randbits(25) << 28 | (next(_counter) & 0xFFFFFFF) or new_id()
 
 
 class OwnedObjects(Protocol):

@@ -9,12 +9,15 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
 from rpc_harness import Client, ServerProcess
 
 import tilewright_server
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types import errors as kit
 from tilewright_proto.v1 import memory_pb2 as mp
+from tilewright_server.messages.status_details import STATUS_METADATA
 from tilewright_server.protocol.errors import MAX_DETAIL, as_tilewright_error, to_detail
 from tilewright_server.rpc.status import ERROR_METADATA, STATUS, set_status, status_of
 
@@ -86,7 +89,7 @@ def test_an_exhausted_resource_says_when_to_come_back() -> None:
     assert context.metadata["grpc-retry-pushback-ms"] == "250"
     assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     set_status(context, kit.ResourceExhaustedError("full"))
-    assert set(context.metadata) == {ERROR_METADATA}
+    assert set(context.metadata) == {ERROR_METADATA, STATUS_METADATA}
 
 
 def test_an_unexpected_error_shows_an_id_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,6 +102,41 @@ def test_an_unexpected_error_shows_an_id_and_nothing_else(caplog: pytest.LogCapt
 
 def test_running_out_of_memory_is_the_callers_to_retry() -> None:
     assert isinstance(as_tilewright_error(MemoryError()), kit.ResourceExhaustedError)
+
+
+def test_errors_are_statuses_of_google_too() -> None:
+    error = kit.ConfigInvalidError(
+        "broken " * 500,
+        rule="config",
+        fix="x" * 5000,
+        violations=[Violation(f"rule{number}", "tile", (1, 2), "because " * 60) for number in range(100)],
+        log_tail="y" * 100_000,
+    )
+    context = FakeContext()
+    set_status(context, error)  # type: ignore[arg-type]
+    assert sum(len(value) * 4 / 3 for value in context.metadata.values()) < 8000
+    status = status_pb2.Status.FromString(context.metadata[STATUS_METADATA])
+    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert [item.TypeName() for item in status.details] == ["google.rpc.ErrorInfo", "google.rpc.BadRequest"]
+
+    full = kit.ResourceExhaustedError("full", field="max_sessions", rule="quota", fix="wait", retry_after_s=0.7)
+    set_status(context, full)  # type: ignore[arg-type]
+    status = status_pb2.Status.FromString(context.metadata[STATUS_METADATA])
+    info, quota, retry = error_details_pb2.ErrorInfo(), error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo()
+    for packed, message in zip(status.details, (info, quota, retry), strict=True):
+        assert packed.Unpack(message)
+    assert (info.reason, info.domain, info.metadata["fix"]) == ("QUOTA", "tilewright", "wait")
+    assert quota.violations[0].subject == "max_sessions"
+    assert retry.retry_delay.ToMilliseconds() == 700
+
+
+def test_grpcs_own_library_reads_the_status(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
+        with pytest.raises(grpc.RpcError) as caught:
+            client.memory.UnregisterRegion(mp.UnregisterRegionRequest(session=client.token, region=7))
+        status = rpc_status.from_call(caught.value)
+        assert status is not None
+        assert status.details[0].TypeName() == "google.rpc.ErrorInfo"
 
 
 def test_every_error_of_the_server_names_its_rule_and_a_fix() -> None:
