@@ -99,7 +99,7 @@ class Application:
     def _start(self, wanted: Callable[[], bool]) -> None:
         # Imported here: naming the composition root must not cost what running it does.
         from tilewright_server.hosting.audit import open_audit_log
-        from tilewright_server.hosting.limits import session_limits
+        from tilewright_server.hosting.limits import make_quotas, session_limits
         from tilewright_server.hosting.mps import Mps
         from tilewright_server.hosting.readiness import Readiness
         from tilewright_server.hosting.warm import make_ready, open_journal
@@ -124,7 +124,7 @@ class Application:
         self._parts.callback(mps.close)
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
-        self.sessions = Sessions(session_limits(settings), _quotas(settings))
+        self.sessions = Sessions(session_limits(settings), make_quotas(settings))
         self.service = Service(
             self.engine,
             self.sessions,
@@ -243,31 +243,9 @@ class Application:
 
     def make_engine(self, plugins: PluginManager) -> Engine:
         from tilewright_server.engine.engine import Engine
-        from tilewright_server.engine.types import EngineOptions
-        from tilewright_server.settings import default_cache_dir
+        from tilewright_server.hosting.limits import engine_options
 
-        settings = self.settings
-        options = EngineOptions(
-            cache_dir=settings.cache_dir or default_cache_dir(),
-            cache_bytes=settings.cache_bytes,
-            build_workers=settings.build_workers,
-            build_timeout_s=settings.build_timeout_s,
-            queued_builds=settings.queued_builds,
-            compiler=settings.compiler,
-            hip_compiler=settings.hip_compiler,
-            default_device=settings.device,
-            default_strategy=settings.strategy,
-            perf_database=settings.perf_database,
-            selection_lock=settings.selection_lock,
-            cpu_arch=settings.cpu_arch,
-            cpu_threads=settings.cpu_threads,
-            cpu_isolated=settings.cpu_isolated,
-            queue_limit=settings.queue_limit,
-            workspace_bytes=settings.workspace_bytes,
-            plan_cache_bytes=settings.plan_cache_bytes,
-            max_loaded_kernels=settings.max_loaded_kernels,
-        )
-        return Engine(options, plugins)
+        return Engine(engine_options(self.settings), plugins)
 
     def stop(self, grace_s: float | None = None) -> None:
         """Refuse new work, let work in flight finish for up to ``grace_s`` seconds, cancel the rest, and give
@@ -384,6 +362,7 @@ class Application:
         """Take over from the settings anew what a running server can, and read policy and certificates again; the old
         ones stay if there is a mistake."""
         from tilewright_server.hosting.audit import open_audit_log
+        from tilewright_server.hosting.limits import quota_limits
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.reload import differences
 
@@ -406,7 +385,7 @@ class Application:
         self._fit()
         set_up(self.settings.log_level, self.settings.log_format)
         self.rpc.traffic.slow_s = self.settings.slow_call_s
-        self.sessions.quotas.set_limits(_quota_limits(self.settings), self.settings.call_rate)
+        self.sessions.quotas.set_limits(quota_limits(self.settings), self.settings.call_rate)
         log.warning("settings were read again; changed: %s", ", ".join(changes) or "nothing")
         if later:
             log.warning("not changed before the server is started again: %s", ", ".join(later))
@@ -464,30 +443,3 @@ class Application:
             self.readiness.set(reason)
             self._ending.wait(RETRY_DEVICE_S)
         self.readiness.set("")
-
-
-def _quotas(settings: Settings) -> Any:
-    from tilewright_server.session.quotas import Quotas
-
-    return Quotas(_quota_limits(settings), settings.call_rate)
-
-
-def _quota_limits(settings: Settings) -> dict[Any, int]:
-    from tilewright_server.session.quotas import Resource
-
-    limits = {
-        Resource.SESSIONS: settings.max_sessions,
-        Resource.CONNECTIONS: settings.local_connections,
-        Resource.STREAMS: settings.max_streams,
-        Resource.REGIONS: settings.all_regions,
-        Resource.REGION_BYTES: settings.region_bytes,
-        Resource.BUFFERS: settings.all_buffers,
-        Resource.BUFFER_BYTES: settings.all_buffer_bytes,
-        Resource.PLANS: settings.all_plans,
-        Resource.PLAN_BYTES: settings.all_plan_bytes,
-        Resource.REQUEST_BYTES: settings.request_bytes,
-        Resource.UNREAD_BYTES: settings.unread_bytes,
-    }
-    if settings.host_buffer_bytes:  # 0 before the limits of the system were looked at
-        limits[Resource.HOST_BUFFER_BYTES] = settings.host_buffer_bytes
-    return limits

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewright_server.settings import TABLE, reference_page
+from tilewright_server.settings import TABLE
+from tilewright_server.settings.reference import reference_page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 

@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_server.devices.cpu.topology import cgroup_folders, find_topology
-from tilewright_server.session.quotas import Limits
-from tilewright_server.settings import Settings
+from tilewright_server.engine.types import EngineOptions
+from tilewright_server.session.quotas import Limits, Quotas, Resource
+from tilewright_server.settings import Settings, default_cache_dir
 
-__all__ = ["ProcessLimits", "fitted", "process_limits", "raise_descriptor_limit", "session_limits"]
+__all__ = [
+    "ProcessLimits",
+    "engine_options",
+    "fitted",
+    "make_quotas",
+    "process_limits",
+    "quota_limits",
+    "raise_descriptor_limit",
+    "session_limits",
+]
 
 OWN_THREADS = 48
 """Threads of the server beside those that calls and connections ask for: gRPC's, devices', those there from the start.
@@ -155,4 +165,53 @@ def session_limits(settings: Settings) -> Limits:
         plans=settings.max_plans,
         plan_bytes=settings.plan_bytes,
         bindings=settings.max_bindings,
+    )
+
+
+def make_quotas(settings: Settings) -> Quotas:
+    """Quotas of all clients together, as the settings say them."""
+    return Quotas(quota_limits(settings), settings.call_rate)
+
+
+def quota_limits(settings: Settings) -> dict[Resource, int]:
+    """The most of each resource that all clients together may hold."""
+    limits = {
+        Resource.SESSIONS: settings.max_sessions,
+        Resource.CONNECTIONS: settings.local_connections,
+        Resource.STREAMS: settings.max_streams,
+        Resource.REGIONS: settings.all_regions,
+        Resource.REGION_BYTES: settings.region_bytes,
+        Resource.BUFFERS: settings.all_buffers,
+        Resource.BUFFER_BYTES: settings.all_buffer_bytes,
+        Resource.PLANS: settings.all_plans,
+        Resource.PLAN_BYTES: settings.all_plan_bytes,
+        Resource.REQUEST_BYTES: settings.request_bytes,
+        Resource.UNREAD_BYTES: settings.unread_bytes,
+    }
+    if settings.host_buffer_bytes:  # 0 before the limits of the system were looked at
+        limits[Resource.HOST_BUFFER_BYTES] = settings.host_buffer_bytes
+    return limits
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """Options of the engine, as the settings say them."""
+    return EngineOptions(
+        cache_dir=settings.cache_dir or default_cache_dir(),
+        cache_bytes=settings.cache_bytes,
+        build_workers=settings.build_workers,
+        build_timeout_s=settings.build_timeout_s,
+        queued_builds=settings.queued_builds,
+        compiler=settings.compiler,
+        hip_compiler=settings.hip_compiler,
+        default_device=settings.device,
+        default_strategy=settings.strategy,
+        perf_database=settings.perf_database,
+        selection_lock=settings.selection_lock,
+        cpu_arch=settings.cpu_arch,
+        cpu_threads=settings.cpu_threads,
+        cpu_isolated=settings.cpu_isolated,
+        queue_limit=settings.queue_limit,
+        workspace_bytes=settings.workspace_bytes,
+        plan_cache_bytes=settings.plan_cache_bytes,
+        max_loaded_kernels=settings.max_loaded_kernels,
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.rpc.access.roles import Role
-from tilewright_server.setting_values import read_file
+from tilewright_server.settings.values import read_file
 
 __all__ = ["Grant", "Policy", "read_policy"]
 

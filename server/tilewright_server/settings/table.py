@@ -1,34 +1,16 @@
-"""Every setting of the server, in one table. This is the only module that reads the environment.
-
-"A setting comes, in rising order of precedence, from its default, the settings file (TOML,",
-"`--config` or `TILEWRIGHT_CONFIG`), its environment variable, and its flag of `tilewright serve`. In",
-"the settings file its name is the first column. Generated from the table in",
-"`server/tilewright_server/settings.py`.",
-"""
+"""Table of all settings of the server."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_server import setting_values as kinds
+from tilewright_server.settings import values as kinds
 
-__all__ = [
-    "ENV_PREFIX",
-    "TABLE",
-    "Setting",
-    "Settings",
-    "default_cache_dir",
-    "default_listen",
-    "default_perf_database",
-    "load",
-    "reference_page",
-]
+__all__ = ["ENV_PREFIX", "MIB", "TABLE", "Setting", "Settings"]
 
 ENV_PREFIX = "TILEWRIGHT_"
 MIB = 2**20
@@ -404,108 +386,3 @@ TABLE: tuple[Setting, ...] = tuple(
     Setting(item.name, item.metadata["kind"], item.default, item.metadata["doc"], item.metadata["parse"])
     for item in fields(Settings)
 )
-
-
-def load(
-    flags: Mapping[str, Any] | None = None,
-    file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Settings:
-    """Settings from ``file`` (else the file that ``TILEWRIGHT_CONFIG`` names), the environment and ``flags`` (``None``
-    values are skipped).
-
-    Raises ``InvalidArgumentError`` that names the source of a bad or unknown setting, ``NotFoundError`` if the file is
-    missing.
-    """
-    environ = os.environ if environ is None else environ
-    named = environ.get(ENV_PREFIX + "CONFIG", "")
-    path = file or (Path(named) if named else None)
-    values: dict[str, Any] = {}
-    if path is not None:
-        values |= _checked(kinds.read_file(path), lambda row: f"{row.name} in the settings file")
-    from_env = {row.name: environ[row.env] for row in TABLE if environ.get(row.env)}
-    values |= _checked(from_env, lambda row: row.env)
-    values |= _checked({key: value for key, value in (flags or {}).items() if value is not None}, lambda row: row.flag)
-    if not values.get("listen"):
-        values["listen"] = (default_listen(environ),)
-    if values.get("cache_dir") is None:
-        values["cache_dir"] = default_cache_dir()
-    if values.get("perf_database") is None:
-        values["perf_database"] = default_perf_database()
-    if values.get("selection_lock") is None:
-        values["selection_lock"] = values["perf_database"].with_name("selection.lock")
-    return Settings(**values)
-
-
-def default_listen(environ: Mapping[str, str] | None = None) -> str:
-    """The user's own socket: in the runtime directory that the login session made, else in a private folder of /tmp."""
-    environ = os.environ if environ is None else environ
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir():
-        return f"unix:{runtime}/tilewright/tilewright.sock"
-    return f"unix:/tmp/tilewright-{os.getuid()}/tilewright.sock"
-
-
-def default_cache_dir() -> Path:
-    """Where compiled kernels live if no setting says otherwise."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("tilewright", appauthor=False))
-
-
-def default_perf_database() -> Path:
-    """Where measurements are kept if no setting says otherwise."""
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("tilewright", appauthor=False)) / "perf.sqlite"
-
-
-def _checked(values: Mapping[str, Any], source: Callable[[Setting], str]) -> dict[str, Any]:
-    rows = {row.name: row for row in TABLE}
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        row = rows.get(name)
-        if row is None:
-            raise InvalidArgumentError(
-                "there is no such setting",
-                field=name,
-                value=value,
-                rule="settings",
-                fix="use one of " + ", ".join(rows),
-            )
-        try:
-            checked[name] = row.parse(value)
-        except (ValueError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"{source(row)} is not a {row.kind}: {error}", field=name, value=value, rule="settings", fix=row.doc
-            ) from error
-    return checked
-
-
-def reference_page() -> str:
-    """The table for people, as ``docs/settings.md``. ``python -m tilewright_server.settings`` writes it to stdout."""
-    lines = [
-        "# Settings",
-        "",
-        "A setting comes, in rising order of precedence, from its default, the settings file (TOML,",
-        "`--config` or `TILEWRIGHT_CONFIG`), its environment variable, and its flag of `tilewright serve`. In",
-        "the settings file its name is the first column. Generated from the table in",
-        "`server/tilewright_server/settings.py`.",
-        "",
-        "| setting | environment variable | flag | default | meaning |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [f"| `{row.name}` | `{row.env}` | `{row.flag}` | {_shown(row)} | {row.doc} |" for row in TABLE]
-    return "\n".join(lines) + "\n"
-
-
-def _shown(row: Setting) -> str:
-    if row.default in (None, "", ()):
-        return ""
-    if row.kind == "size":
-        return f"{row.default // MIB} MiB"
-    return f"`{str(row.default).lower() if row.kind == 'flag' else row.default}`"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference_page())
