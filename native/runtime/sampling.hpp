@@ -22,7 +22,7 @@ class Sampled {
   void done() {
     if (!record_) return;
     const uint64_t before = __atomic_fetch_add(&record_->launches, 1, __ATOMIC_RELAXED);
-    // Of launches that are made at the same time, only one is the sample.
+    // One sample at a time, however many launches are made.
     if (timed_) end(before % kSampleEvery == kFirstSample);
   }
   Sampled(const Sampled&) = delete;
