@@ -169,7 +169,7 @@ def test_kernels_of_attention_are_analysed_whole(name: str, toolchain: HipToolch
     assert found.analysis.cost.flops * found.analysis.waves == found.problem.share.turn_flops
     assert found.analysis.cost.global_ and found.analysis.cost.counts["vector"]
     assert 0 < found.bound.share_of_peak <= found.analysis.matrix_share
-    assert json.loads(json.dumps(summary(found)))["problem"]["product"]["dtype"]
+    assert json.loads(json.dumps(summary(found)))["problem"]["dtype"] == found.problem.product.dtype.value
 
 
 def test_what_cannot_be_analysed_is_refused(operation: Operation[Any, Any], toolchain: HipToolchain) -> None:

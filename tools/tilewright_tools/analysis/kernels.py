@@ -153,4 +153,4 @@ def summary(finding: Finding) -> dict[str, Any]:
 
 def _described(problem: Problem) -> dict[str, Any]:
     product = asdict(problem.product) | {name: getattr(problem.product, name).value for name in ("dtype", "dtype_out")}
-    return {"product": product, "share": asdict(problem.share), "workgroups": problem.workgroups}
+    return {**product, "workgroups": problem.workgroups, "share": asdict(problem.share)}
