@@ -15,7 +15,7 @@ from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.cost.pack_b import predict_pack_b
 from tilewright_gemm.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_gemm.pipelines.candidates import gemm_candidates, gemm_mismatches, predict_gemm
-from tilewright_gemm.pipelines.generator import select_set
+from tilewright_gemm.pipelines.generator import FIELD_NAMES, select_set
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_gemm.pipelines.pack_b import pack_b_candidates, pack_b_mismatches, pack_b_refusal
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -60,6 +60,7 @@ class GemmOperation:
 
     select_set = staticmethod(select_set)
     """Kernels by options, sweeps included."""
+    field_names: Mapping[str, str] = FIELD_NAMES
     analysis_request = staticmethod(gemm_analysis_request)
     product_of = staticmethod(gemm_product)
     share_of = staticmethod(gemm_share)

@@ -15,7 +15,10 @@ from tilewright_kit.kernel_sets.declare import Declaration, KernelSet
 from tilewright_kit.kernel_sets.options import as_list, named, triple_axes
 from tilewright_kit.types.errors import InvalidArgumentError
 
-__all__ = ["select_set"]
+__all__ = ["FIELD_NAMES", "select_set"]
+
+FIELD_NAMES = {"elementwise_ops": "binary"}
+"""Fields as Composable Kernel's generator names them."""
 
 _TRAITS = ("pipeline", "epilogue", "scheduler", "pad_m", "pad_n", "pad_k", "persistent")
 _SECTIONS = ("tile_config", "trait_config", "multi_d_config")
@@ -69,7 +72,7 @@ def _configured(base: KernelSet[GemmConfig], given: Mapping[str, Any], *, padded
     for field in _TRAITS:
         if field in flat:
             axes[field] = as_list(flat.pop(field))
-    for key, field in (("elementwise_ops", "binary"), ("num_d_tensors", "num_d_tensors")):
+    for key, field in (*FIELD_NAMES.items(), ("num_d_tensors", "num_d_tensors")):
         if key in flat:
             axes[field] = as_list(flat.pop(key))
     if flat:

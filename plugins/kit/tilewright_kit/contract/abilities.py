@@ -26,6 +26,7 @@ __all__ = [
     "ChecksValues",
     "GeneratesSets",
     "HasVariants",
+    "NamesFields",
     "Product",
     "ReadsForeignConfigs",
     "RejectsDevices",
@@ -139,6 +140,14 @@ class GeneratesSets(Protocol):
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[KernelConfig]:
         """Valid kernels that the options select. Raises ``InvalidArgumentError`` and ``NotFoundError``."""
         ...
+
+
+@runtime_checkable
+class NamesFields(Protocol):
+    """Knows further names of its configurations' fields, as other generators write them."""
+
+    field_names: Mapping[str, str]
+    """Field by further name."""
 
 
 @runtime_checkable

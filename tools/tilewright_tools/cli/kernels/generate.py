@@ -27,7 +27,7 @@ __all__ = ["EPILOG", "generate_command"]
 EPILOG = examples(
     "tilewright kernels generate --output-dir out --datatype bf16 --layout rcr",
     "tilewright kernels generate --output-dir out --gpu-target gfx942 --preselected fp16_rcr_essential",
-    "tilewright kernels generate --output-dir out --variants standard --variants multi_d --limit 20",
+    "tilewright kernels generate --output-dir out --variants standard multi_d --limit 20",
     "tilewright kernels generate --operation conv --rule-set tiny --arch gfx942 --list-configs",
     "tilewright kernels generate -o out --operation attention --receipt 4 --hdim 128",
     "tilewright kernels generate --operation attention --arch gfx942 --wave 4x1x1 --warp-tile 16x16x16 --list-configs",
@@ -59,13 +59,13 @@ def _options(
         str, typer.Option("--gpu-target", "--arch", "-a", help="Architecture. Default: this machine's CPU.")
     ] = "",
     variants: Annotated[
-        list[str], typer.Option("--variants", help="Only these kinds of kernels, for example multi_d. Repeatable.")
+        list[str], typer.Option("--variants", help="Only these kinds of kernels: one or several.")
     ] = [],  # noqa: B006 (read only, as all defaults of options)
     preselected: Annotated[
         str, typer.Option("--preselected", help="Kernel set. Default: the operation's `default`.")
     ] = "",
     config: Annotated[
-        Path | None, typer.Option("--config", help="JSON file of lists to combine: tile_config, trait_config.")
+        Path | None, typer.Option("--config", help="JSON file of lists to combine: tile_config, trait_config, ...")
     ] = None,
     tile_config_json: Annotated[
         str, typer.Option("--tile-config-json", help="The same as text, flat or in sections.")
@@ -373,10 +373,12 @@ def _swept(
     operation: Operation[Any, Any], arch: ArchSpec, lists: Mapping[str, list[Any]], datatype: str, layout: str
 ) -> Iterable[KernelConfig]:
     """Every valid combination of lists in the generator's form: `tile_m`, `warp_n`, `warp_tile_k`, `pipeline`, ..."""
+    from tilewright_kit.contract.abilities import NamesFields
     from tilewright_kit.kernel_sets.declare import KernelSet, declare
 
     fields: dict[str, Any] = {}
-    rest = dict(lists)
+    names = operation.field_names if isinstance(operation, NamesFields) else {}
+    rest = {names.get(name, name): values for name, values in lists.items()}
     for prefix, field in _TRIPLES.items():
         axes = [rest.pop(f"{prefix}_{axis}", None) for axis in "mnk"]
         if any(axis is not None for axis in axes):

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.groups import lazy_group
+from tilewright_tools.cli.groups import lazy_group, with_lists
 from tilewright_tools.cli.kernels import analyze, declaring, generate
 from tilewright_tools.cli.options import FullNames
 from tilewright_tools.cli.output import (
@@ -33,7 +33,7 @@ __all__ = ["app"]
 def _generate_app() -> typer.Typer:
     """The commands whose options are those of the installed operations."""
     made = typer.Typer(rich_markup_mode="rich")
-    made.command("generate", epilog=generate.EPILOG)(generate.generate_command())
+    made.command("generate", cls=with_lists("--variants"), epilog=generate.EPILOG)(generate.generate_command())
     made.callback()(lambda: None)
     return made
 
