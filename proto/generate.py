@@ -20,8 +20,13 @@ from pathlib import Path
 
 COMPILER = "grpcio-tools==1.72.2"
 ROOT = Path(__file__).resolve().parent
-STUBS = ROOT / "tilewright_proto" / "v1"
 PACKAGE = "tilewright_proto"
+STUBS = ROOT / PACKAGE
+FOLDERS = {"v1": "tilewright/v1", "inference": "inference"}
+"""Folders of stubs, and of the files that they are made from."""
+SHARED_POOL = "_descriptor_pool.Default()"
+OWN_POOL = "_descriptor_pool.DescriptorPool()"
+"""Other libraries bring messages of the package ``inference`` too: ours must not meet theirs in one process."""
 
 
 def compiler_dir() -> Path:
@@ -35,34 +40,46 @@ def compiler_dir() -> Path:
 
 
 def generate(target: Path) -> None:
-    """Write the stubs of all ``.proto`` files into ``target``."""
-    sources = sorted(ROOT.glob("tilewright/v1/*.proto"))
+    """Write the stubs of all ``.proto`` files into ``target``, a folder for each folder of them."""
     with tempfile.TemporaryDirectory() as scratch:
-        tree = Path(scratch) / PACKAGE / "v1"
-        tree.mkdir(parents=True)
-        for source in sources:
-            # The Python package is tilewright_proto.v1, so that it cannot clash with the client's package `tilewright`.
-            text = source.read_text().replace('import "tilewright/v1/', f'import "{PACKAGE}/v1/')
-            (tree / source.name).write_text(text)
+        for name, folder in FOLDERS.items():
+            tree = Path(scratch) / PACKAGE / name
+            tree.mkdir(parents=True)
+            for source in sorted((ROOT / folder).glob("*.proto")):
+                # The Python package is tilewright_proto.v1, so that it cannot clash with the client's package
+                # `tilewright`.
+                text = source.read_text().replace('import "tilewright/v1/', f'import "{PACKAGE}/v1/')
+                (tree / source.name).write_text(text)
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{scratch}"]
         command += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
-        command += [str(tree / source.name) for source in sources]
+        command += [str(path) for path in sorted(Path(scratch).rglob("*.proto"))]
         subprocess.run(command, check=True, env={"PYTHONPATH": str(compiler_dir()), "PATH": "/usr/bin:/bin"})
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        (target / "__init__.py").write_text('"""Generated stubs of `tilewright.v1`."""\n')
-        for stub in sorted([*tree.glob("*.py"), *tree.glob("*.pyi")]):
-            if stub.name.endswith("_pb2_grpc.py") and "Servicer" not in stub.read_text():
-                continue
-            shutil.copy(stub, target / stub.name)
+        for name, folder in FOLDERS.items():
+            _take(Path(scratch) / PACKAGE / name, target / name, folder.replace("/", "."))
+
+
+def _take(made: Path, target: Path, package: str) -> None:
+    """Replace the folder ``target`` by stubs that were made of the files of ``package``."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    (target / "__init__.py").write_text(f'"""Generated stubs of `{package}`."""\n')
+    own = package == "inference"
+    for stub in sorted([*made.glob("*.py"), *made.glob("*.pyi")]):
+        if stub.name.endswith("_pb2_grpc.py") and (own or "Servicer" not in stub.read_text()):
+            continue
+        text = stub.read_text()
+        (target / stub.name).write_text(text.replace(SHARED_POOL, OWN_POOL) if own else text)
 
 
 def stale() -> list[str]:
     """Names of stubs that differ from what would be generated."""
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = Path(scratch) / "v1"
+        fresh = Path(scratch)
         generate(fresh)
-        names = sorted({path.name for folder in (fresh, STUBS) for path in folder.glob("*.py*")})
+        stubs = [
+            (folder, path) for folder in (fresh, STUBS) for name in FOLDERS for path in (folder / name).glob("*.py*")
+        ]
+        names = sorted({str(path.relative_to(folder)) for folder, path in stubs})
         return [name for name in names if not _same(fresh / name, STUBS / name)]
 
 

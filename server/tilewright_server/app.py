@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright_server.hosting.service_manager import ServiceManager
     from tilewright_server.local.server import LocalServer
     from tilewright_server.protocol.unix_paths import SocketAccess
+    from tilewright_server.rpc.access.credentials import Certificates
     from tilewright_server.rpc.access.gate import Gate
     from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
     from tilewright_server.rpc.server import RpcServer
@@ -75,6 +76,7 @@ class Application:
         self._ending = threading.Event()
         self.listeners: list[Listener] = []
         self._own_address = ""
+        self._kserve_listeners: list[Listener] = []
         self._parts = ExitStack()
         self._clean = True
         self._stopped = threading.Lock()
@@ -116,7 +118,7 @@ class Application:
         settings = self.settings
         certificates = make_certificates(settings)
         self.gate = Gate(settings.policy, certificates, open_socket=settings.socket_mode != "600")
-        addresses = self._addresses(certificates is not None)
+        addresses = self._addresses(settings.listen, certificates is not None)
         access = socket_access(settings.socket_mode, settings.socket_group)
         open_audit_log(settings.audit_log)
         self.plugins = self.load_plugins()
@@ -146,6 +148,7 @@ class Application:
             self._parts.callback(listener.close)
             self.listeners.append(listener)
         self._own_address = self._own_door(certificates is not None)
+        self._listen_for_kserve(access, certificates)
         self._parts.callback(self._watch_connections().close)
         self.local = self._listen_locally(access)
         if self.local is not None:
@@ -160,8 +163,8 @@ class Application:
             self.http.start()
         threading.Thread(target=self._warm, name="warm", daemon=True).start()
 
-    def _addresses(self, tls: bool) -> list[UnixAddress | TcpAddress]:
-        """The addresses that the settings name, each of which may be listened on."""
+    def _addresses(self, texts: Iterable[str], tls: bool) -> list[UnixAddress | TcpAddress]:
+        """Addresses of the settings, each of which may be listened on."""
         from tilewright_server.rpc.listeners import parse_address
 
         settings = self.settings
@@ -170,7 +173,7 @@ class Application:
             parse_address(
                 text, authenticated=authenticated, insecure=settings.insecure, network=settings.insecure_network
             )
-            for text in settings.listen
+            for text in texts
         ]
 
     def _own_door(self, tls: bool) -> str:
@@ -185,6 +188,15 @@ class Application:
         listener.bind(self.rpc.server)
         self._parts.callback(listener.close)
         return str(listener.address)
+
+    def _listen_for_kserve(self, access: SocketAccess, certificates: Certificates | None) -> None:
+        """The Open Inference Protocol, beside our own or at addresses of its own."""
+        from tilewright_server.kserve.listening import serve_kserve
+
+        if self.settings.kserve:
+            addresses = self._addresses(self.settings.kserve_listen, certificates is not None)
+            credentials = certificates.credentials() if certificates is not None else None
+            self._kserve_listeners = serve_kserve(self, addresses, access, credentials, self._parts)
 
     def _listen_locally(self, access: SocketAccess) -> LocalServer | None:
         """Beside the first Unix socket; none if there is no such, or the settings say so."""
@@ -210,7 +222,7 @@ class Application:
         from tilewright_server.hosting.grpc_connections import Connections
         from tilewright_server.rpc.listeners import UnixAddress
 
-        addresses = [listener.address for listener in self.listeners]
+        addresses = [listener.address for listener in (*self.listeners, *self._kserve_listeners)]
         connections = Connections(
             [item.path for item in addresses if isinstance(item, UnixAddress)],
             [item.port for item in addresses if not isinstance(item, UnixAddress)],
@@ -266,10 +278,10 @@ class Application:
         self.rpc.leases.close("the server is shutting down")
         # What is open now are replies on their way, and watchers, which would stay for ever.
         terminated.wait(min(LAST_REPLIES_S, max(0.0, deadline - time.monotonic())))
-        self.rpc.server.stop(None).wait()
+        self.rpc.cancel()
         # Cancelled repeats end within milliseconds.
         self._clean = self._clean or self.engine.drain(LAST_STEPS_S)
-        for listener in self.listeners:
+        for listener in (*self.listeners, *self._kserve_listeners):
             listener.close()
         if self.local is not None and not self.local.close():
             log.warning("a local connection is still at work")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -139,12 +139,18 @@ class Service:
         locations: Mapping[str, Location],
         selection: Selection,
         call: Call,
+        settle: Callable[[Prepared], Mapping[str, Location]] | None = None,
     ) -> RunResult:
-        """Plan, bind, run, copy out. Outputs without a location travel back in the reply."""
+        """Plan, bind, run, copy out. Outputs without a location travel back in the reply.
+
+        ``settle`` returns the locations for the plan that was found, instead of ``locations``.
+        """
         started = time.perf_counter_ns()
         session = call.owner = self.session(token)
         prepared = self._planned(request, placed(session, locations, selection), call)
         target = Target(prepared)
+        if settle is not None:
+            locations = settle(prepared)
         none = Location(Place.NONE)
         binding = self.binder.bind(target, [locations.get(slot.name, none) for slot in target.slots], session)
         result, copy_in, copy_out = self._pinned(session, binding, call)

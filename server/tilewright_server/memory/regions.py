@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.populated import MappedPages, check_file
@@ -20,7 +21,7 @@ class Region(Pinned):
     is only read and written through its descriptor.
     """
 
-    __slots__ = ("_mapping", "_pages", "fd", "inode")
+    __slots__ = ("_fills", "_mapping", "_pages", "fd", "inode", "on_release")
 
     kind = "region"
     device_id = ""
@@ -31,6 +32,9 @@ class Region(Pinned):
         super().__init__(opened.bytes)
         self.inode = opened.inode
         self.fd = opened.fd
+        self.on_release: Callable[[], None] | None = None
+        """Called once, when the memory has been given back."""
+        self._fills = opened.fills
         self._mapping: Mapping | None = None
         if opened.sealed:
             try:
@@ -51,7 +55,7 @@ class Region(Pinned):
         """
         if self._mapping is not None:
             self._pages.check(offset, nbytes)
-        elif written:
+        elif written and not self._fills:
             check_file(self.fd, offset, nbytes)
 
     def read(self, offset: int, target: memoryview) -> None:
@@ -76,6 +80,9 @@ class Region(Pinned):
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        told, self.on_release = self.on_release, None
+        if told is not None:
+            told()
 
 
 class InodeOwners:

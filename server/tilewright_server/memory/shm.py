@@ -14,7 +14,7 @@ import os
 import re
 import resource
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
 
@@ -25,6 +25,7 @@ __all__ = [
     "not_there",
     "open_attached",
     "open_memfd",
+    "open_object",
     "open_posix",
     "read_into",
     "view",
@@ -38,6 +39,7 @@ SPARE_DESCRIPTORS = 256
 """Descriptors that registered memory never takes: connections and compilers need some."""
 
 NAME = re.compile(r"tilewright-[0-9a-f]{32,64}\Z")
+OBJECT_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 
 # <linux/fcntl.h>, <linux/magic.h>; Python's fcntl module has the seals only where libc knew them at build time.
 F_GET_SEALS = 1034
@@ -66,6 +68,8 @@ class OpenedFile:
     bytes: int
     sealed: bool
     """True if the file can never become smaller, whatever its owner does: only then it may be mapped."""
+    fills: bool = False
+    """Pages that are missing are made, and charged to this process, where outputs are written."""
 
 
 class Mapping:
@@ -175,6 +179,39 @@ def open_posix(name: str, nbytes: int) -> OpenedFile:
         if os.fstat(opened).st_uid != os.geteuid() or not _is_tmpfs(opened):
             raise not_there()
         return _checked(opened, nbytes, sealable=False)
+    except BaseException as error:
+        os.close(opened)
+        if isinstance(error, OSError):
+            raise _not_opened(error) from None
+        raise
+
+
+def open_object(name: str, nbytes: int, uid: int) -> OpenedFile:
+    """Open the POSIX shared-memory object ``name``, under any name, if it belongs to the user ``uid``.
+
+    Clients that name objects so do not touch the pages of outputs: they are made as outputs are written. Errors as for
+    ``open_memfd``.
+    """
+    if not OBJECT_NAME.match(name) or name in (".", ".."):
+        raise InvalidArgumentError(
+            "the key is not the name of a shared-memory object",
+            field="key",
+            value=name[:256],
+            rule="region_key",
+            fix="use the name that was given to shm_open: a slash, and up to 255 letters, digits, dots and dashes",
+        )
+    _check_bytes(nbytes)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
+    try:
+        opened = os.open(f"/dev/shm/{name}", flags)
+    except OSError as error:
+        raise _not_opened(error) from None
+    try:
+        status = os.fstat(opened)
+        writable = status.st_mode & (stat.S_IRUSR | stat.S_IWUSR) == stat.S_IRUSR | stat.S_IWUSR
+        if status.st_uid != uid or not writable or status.st_nlink != 1 or not _is_tmpfs(opened):
+            raise not_there()
+        return replace(_checked(opened, nbytes, sealable=False), fills=True)
     except BaseException as error:
         os.close(opened)
         if isinstance(error, OSError):

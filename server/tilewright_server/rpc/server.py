@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2
 
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
@@ -78,14 +79,18 @@ class RpcServer:
         self._threads = tuple(lanes.values())
         self.traffic = Traffic(settings.slow_call_s)
         front = Front(quotas, self.traffic)
-        self.server = grpc.server(front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self._make = partial(grpc.server, front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self.server = self._make()
+        self.second: grpc.Server | None = None
+        """A server of one service only, see ``serve``."""
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
-        self._intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
-        intakes = dict.fromkeys(Lane, self._intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
-        reception = Reception(
-            partial(_identify, service.sessions, gate), lanes, self.streams, intakes, quotas, settings.sessionless_limit
-        )
+        self._intake, intakes = _intakes(settings)
+        self._intakes = intakes
+        self._second_intake = self._intake
+        self._receive = partial(Reception, partial(_identify, service.sessions, gate), lanes, self.streams)
+        self._quotas, self._settings = quotas, settings
+        reception = self._receive(intakes, quotas, settings.sessionless_limit)
         servicer = HealthServicer(quotas)
         self.health = servicer.state
         register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
@@ -103,9 +108,22 @@ class RpcServer:
         if settings.reflection:
             _add_reflection(self.server, names, reception)
 
+    def serve(self, servicer: object, descriptor: ServiceDescriptor, *, apart: bool) -> grpc.Server:
+        """Serve one more service, whose requests may be as large as messages may be; if it is to be ``apart``, by a
+        server of its own. Returns its server, for its listeners. To be called before ``start``, and once."""
+        intakes = self._intakes
+        if apart:
+            self.second = self._make()
+            self._second_intake, intakes = _intakes(self._settings)
+        server = self.second or self.server
+        register(server, servicer, descriptor, self._receive(intakes, self._quotas, self._settings.message_limit))
+        return server
+
     def start(self, operations: Iterable[str]) -> None:
         """Take calls; healthy as a whole and for each operation."""
         start(self.server, self._intake.tick)
+        if self.second is not None:
+            start(self.second, self._second_intake.tick)
         for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
             self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -121,16 +139,30 @@ class RpcServer:
     def drain(self, grace_s: float) -> Any:
         """Take no more calls, and cancel what is left after ``grace_s``. Returns an event that is set at the end."""
         try:
+            if self.second is not None:
+                self.second.stop(grace_s)
             return self.server.stop(grace_s)
         except RuntimeError as error:  # no thread for the end of the grace period, which whoever drains waits for too
             log.warning("calls are cancelled after the drain only: %s", error)
             return threading.Event()
+
+    def cancel(self) -> None:
+        """Cancel all calls, and wait until both servers have stopped."""
+        for server in (self.server, self.second):
+            if server is not None:
+                server.stop(None).wait()
 
     def close(self) -> None:
         """Wait for the threads; the server has stopped."""
         self._starter.close()
         for threads in self._threads:
             threads.close()
+
+
+def _intakes(settings: Settings) -> tuple[Intake, dict[Lane, Intake]]:
+    """The intake of requests to one server, and those of all classes."""
+    intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
+    return intake, dict.fromkeys(Lane, intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
 
 
 def _identify(sessions: Sessions, gate: Gate, call: WireCall, data: bytes) -> Client:

@@ -349,6 +349,23 @@ class Settings:
     slow_call_s: float = _setting(
         5.0, "seconds", kinds.seconds(0, 86400), "Time above which the log has a line on a call. 0: never."
     )
+    kserve: bool = _setting(
+        True, "flag", kinds.flag, "Serve the Open Inference Protocol (KServe version 2) with Triton's additions too."
+    )
+    kserve_listen: tuple[str, ...] = _setting(
+        (),
+        "addresses",
+        kinds.words,
+        "Addresses at which only that protocol is served, as in `listen`; it is then served at no other. Empty: at all"
+        " of `listen`.",
+    )
+    kserve_region_bytes: int = _setting(
+        4096 * MIB,
+        "size",
+        kinds.size(0, 2**50),
+        "Shared memory that clients of that protocol may register together: pages of outputs that they did not touch"
+        " are made by the server.",
+    )
     http_listen: str = _setting(
         "",
         "address",

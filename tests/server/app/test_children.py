@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 
 def test_a_folder_that_the_server_is_started_in_has_no_say(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from tilewright_server.build.workers.lifeline import lifeline
 from tilewright_server.build.workers.process import Limits
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Helper", "HelperEndedError", "HelperPool"]
 

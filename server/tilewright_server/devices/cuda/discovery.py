@@ -10,7 +10,7 @@ from tilewright_arch import ArchSpec, from_compute_capability
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
 from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Discovery", "describe_uuid", "find", "has_driver", "parse"]
 

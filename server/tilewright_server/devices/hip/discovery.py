@@ -13,7 +13,7 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
 from tilewright_server.devices.hip.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
 from tilewright_server.devices.hip.identity import describe_pci
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Discovery", "find", "has_driver", "parse", "seen_by_kernel", "version_text"]
 

@@ -22,7 +22,7 @@ from typing import Any
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.hip.api import HipApi
 from tilewright_server.devices.hip.driver import load_api
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["event_problem", "main"]
 

@@ -30,7 +30,7 @@ from tilewright_server.devices.worker.exchange.channel import FAILED, Channel, O
 from tilewright_server.devices.worker.exchange.serialise import info_record, spec_record
 from tilewright_server.devices.worker.exchange.shared_area import CONNECTIONS, Area
 from tilewright_server.protocol.frames import HEADER
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Loss", "WorkerProcess"]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright_kit.types.errors import DeviceError
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["WorkerEndedError", "WorkerProcess"]
 

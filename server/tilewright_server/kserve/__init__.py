@@ -1,0 +1,1 @@
+"""The Open Inference Protocol (KServe version 2) with Triton's additions: operations and prepared plans as models."""
