@@ -19,6 +19,7 @@ from rpc_harness import ServerProcess
 from tilewright_proto.inference import inference_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
+GEMM = [sys.executable, str(Path(__file__).parents[1] / "server" / "app" / "operation_server.py"), "gemm"]
 A = np.ones((4, 4), np.float32)
 WAIT_S = 30.0
 
@@ -262,3 +263,15 @@ def test_the_numbers_of_fields_are_those_of_other_clients() -> None:
         compare(message, known[name])
     methods = {item.name for item in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
     assert methods == {item.name for item in theirs.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
+
+
+def test_an_address_of_its_own_serves_this_protocol_alone(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, GEMM, kserve_listen=f"unix:{tmp_path}/k.sock", cpu_threads=1) as own:
+        live = pb.ServerLiveRequest()
+        client = Client(f"unix:{tmp_path}/k.sock")
+        assert client.call("ServerLive", live, pb.ServerLiveResponse).live
+        with refused(grpc.StatusCode.UNIMPLEMENTED):
+            client.channel.unary_unary("/tilewright.v1.Kernels/Statistics")(b"", timeout=60)
+        with refused(grpc.StatusCode.UNIMPLEMENTED):
+            Client(own.addresses[0]).call("ServerLive", live, pb.ServerLiveResponse)
+        assert own.stop() == 0, own.log()
