@@ -13,7 +13,7 @@ from pathlib import Path
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.cuda.mps import CONTROL, COST, INSTALL, find_daemon
 from tilewright_server.devices.cuda.settings import set_mps_folder
-from tilewright_server.subprocess_command import run_module
+from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Mps"]
 
