@@ -153,7 +153,7 @@ class Inference:
             raise _refuse("a plan is called OPERATION@NAME", "model_name", name[:256], "model_name", "name it so")
         request, selection = _problem(operation.removeprefix(PREFIX), config)
         lease = self._owners.lease(call.client)
-        owner = self._owners.owner(call.client)
+        owner = self._owners.owner(call.client, lease)
         number, target = self._service.plan(owner.session.token, request, selection, call)
         outputs = tuple(item for item in target.prepared.operands if item.role is Role.OUTPUT)
         made = LoadedPlan(name, request, selection, outputs, number, lease)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import AccessError, CancelledError, NotFoundError
@@ -63,6 +63,9 @@ class LoadedPlan:
     counters: ModelCounters = field(default_factory=ModelCounters)
 
 
+N = TypeVar("N", SharedRegion, LoadedPlan)
+
+
 class Owner:
     """Names of one client. Thread-safe."""
 
@@ -71,6 +74,21 @@ class Owner:
         self.lock = threading.Lock()
         self.regions: dict[str, SharedRegion] = {}
         self.plans: dict[str, LoadedPlan] = {}
+        self.lease: frozenset[int] = frozenset()
+        """Sockets of which one must be open for the session, which requests under way use, to stay."""
+
+    def items(self) -> tuple[list[SharedRegion], list[LoadedPlan]]:
+        """All that has a name now."""
+        with self.lock:
+            return list(self.regions.values()), list(self.plans.values())
+
+    def forget(self, table: dict[str, N], item: N) -> bool:
+        """Take the name of ``item`` away; False if it has none any more."""
+        with self.lock:
+            if table.get(item.name) is not item:
+                return False
+            del table[item.name]
+            return True
 
     def region(self, name: str) -> SharedRegion:
         """Raises ``NotFoundError``, in the same words for names of others and names that nobody has."""
@@ -137,13 +155,15 @@ class Owners:
             raise CancelledError("the caller has gone away", rule="cancelled", fix="send it again over a connection")
         return found
 
-    def owner(self, client: Client) -> Owner:
-        """The owner that a client is, made if there is none. Raises ``ResourceExhaustedError``."""
+    def owner(self, client: Client, lease: frozenset[int]) -> Owner:
+        """The owner that a client is, made if there is none, for as long as ``lease`` lasts. Raises
+        ``ResourceExhaustedError``."""
         key = (client.principal, client.process)
         with self._lock:
             found = self._owners.get(key)
             if found is None or found.session.closed:
                 found = self._owners[key] = Owner(self._sessions.open("kserve", local=True, client=client))
+            found.lease |= lease
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="kserve-leases", daemon=True)
                 self._thread.start()
@@ -174,31 +194,28 @@ class Owners:
 
     def look(self) -> None:
         """End what no connection holds any more."""
-        is_open = {item.inode for item in self._connections()}
         with self._lock:
             owners = list(self._owners.items())
-        for key, owner in owners:
-            with owner.lock:
-                gone = [item for item in owner.regions.values() if item.lease.isdisjoint(is_open)]
-                lost = [item for item in owner.plans.values() if item.lease.isdisjoint(is_open)]
-                for item in gone:
-                    del owner.regions[item.name]
-                for plan in lost:
-                    del owner.plans[plan.name]
-                empty = not owner.regions and not owner.plans
-            for item in gone:
-                _quietly(partial(owner.session.unregister, item.region, time.monotonic()))
-            for plan in lost:
-                _quietly(partial(owner.session.release_plan, plan.plan))
-            if empty:
-                self._end_if_empty(key, owner)
+        seen = [(key, owner, owner.lease, *owner.items()) for key, owner in owners]
+        # Afterwards: what came meanwhile has connections that are not among these.
+        is_open = {item.inode for item in self._connections()}
+        for key, owner, lease, regions, plans in seen:
+            for region in regions:
+                if region.lease.isdisjoint(is_open) and owner.forget(owner.regions, region):
+                    _quietly(partial(owner.session.unregister, region.region, time.monotonic()))
+            for plan in plans:
+                if plan.lease.isdisjoint(is_open) and owner.forget(owner.plans, plan):
+                    _quietly(partial(owner.session.release_plan, plan.plan))
+            if lease.isdisjoint(is_open):
+                self._end(key, owner, lease)
         with self._lock:
             if not self._owners and not self._closed:
                 self._wake.clear()
 
-    def _end_if_empty(self, key: tuple[str, str], owner: Owner) -> None:
-        with self._lock, owner.lock:
-            if owner.regions or owner.plans or self._owners.get(key) is not owner:
+    def _end(self, key: tuple[str, str], owner: Owner, lease: frozenset[int]) -> None:
+        """End an owner, unless he has come again since ``lease`` was looked at."""
+        with self._lock:
+            if owner.lease != lease or self._owners.get(key) is not owner:
                 return
             del self._owners[key]
         self._sessions.close(owner.session)

@@ -42,7 +42,7 @@ class SharedMemory:
         uid = self._owners.uid(client)
         plain = key.removeprefix("/")
         lease = self._owners.lease(client, plain)
-        owner = self._owners.owner(client)
+        owner = self._owners.owner(client, lease)
         give = partial(self._give, self._take(offset + nbytes))
         try:
             region = owner.session.register(lambda: open_object(plain, offset + nbytes, uid), on_release=give)
@@ -67,7 +67,7 @@ class SharedMemory:
         memory = MemoryHandle(f"{info.kind}_ipc", handle, nbytes)
         check_handle(memory)
         lease = self._owners.lease(client)
-        owner = self._owners.owner(client)
+        owner = self._owners.owner(client, lease)
         region = owner.session.import_region(lambda: DeviceRegion(self._devices.get(info.id), memory))
         self._name(owner, SharedRegion(name, "", 0, nbytes, ordinal, region.id, lease))
 
