@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tilewright_server.hosting.service_manager import ServiceManager
     from tilewright_server.local.server import LocalServer
     from tilewright_server.protocol.unix_paths import SocketAccess
-    from tilewright_server.rpc.access.credentials import Certificates
     from tilewright_server.rpc.access.gate import Gate
     from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
     from tilewright_server.rpc.server import RpcServer
@@ -105,6 +104,7 @@ class Application:
         from tilewright_server.hosting.mps import Mps
         from tilewright_server.hosting.readiness import Readiness
         from tilewright_server.hosting.warm import make_ready, open_journal
+        from tilewright_server.kserve.listening import serve_kserve
         from tilewright_server.messages.greeting import greeting
         from tilewright_server.protocol.unix_paths import socket_access
         from tilewright_server.rpc.access.credentials import make_certificates
@@ -148,7 +148,8 @@ class Application:
             self._parts.callback(listener.close)
             self.listeners.append(listener)
         self._own_address = self._own_door(certificates is not None)
-        self._listen_for_kserve(access, certificates)
+        own = self._addresses(settings.kserve_listen, certificates is not None)
+        self._kserve_listeners = serve_kserve(self, own, access, certificates, self._parts)
         self._parts.callback(self._watch_connections().close)
         self.local = self._listen_locally(access)
         if self.local is not None:
@@ -188,15 +189,6 @@ class Application:
         listener.bind(self.rpc.server)
         self._parts.callback(listener.close)
         return str(listener.address)
-
-    def _listen_for_kserve(self, access: SocketAccess, certificates: Certificates | None) -> None:
-        """The Open Inference Protocol, beside our own or at addresses of its own."""
-        from tilewright_server.kserve.listening import serve_kserve
-
-        if self.settings.kserve:
-            addresses = self._addresses(self.settings.kserve_listen, certificates is not None)
-            credentials = certificates.credentials() if certificates is not None else None
-            self._kserve_listeners = serve_kserve(self, addresses, access, credentials, self._parts)
 
     def _listen_locally(self, access: SocketAccess) -> LocalServer | None:
         """Beside the first Unix socket; none if there is no such, or the settings say so."""

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
-import grpc
-
 from tilewright_server.hosting.readiness import Readiness
 from tilewright_server.kserve.servicer import SERVICE, KServeServicer
 from tilewright_server.protocol.unix_paths import SocketAccess
+from tilewright_server.rpc.access.credentials import Certificates
 from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
 from tilewright_server.rpc.server import RpcServer
 from tilewright_server.service import Service
@@ -33,14 +32,17 @@ def serve_kserve(
     host: Host,
     addresses: Sequence[UnixAddress | TcpAddress],
     access: SocketAccess,
-    credentials: grpc.ServerCredentials | None,
+    certificates: Certificates | None,
     parts: ExitStack,
 ) -> list[Listener]:
-    """Serve the protocol at ``addresses``, or where ``host`` listens if there are none. ``parts`` take it down again.
+    """Serve the protocol, if it is on, at ``addresses``, or where ``host`` listens if there are none. ``parts`` take it
+    down again.
 
     Returns the listeners of the addresses. Raises what ``Listener.bind`` does.
     """
     settings = host.settings
+    if not settings.kserve:
+        return []
     servicer = KServeServicer(
         host.service,
         lambda: not host.readiness.reason,
@@ -53,7 +55,7 @@ def serve_kserve(
     own = []
     for address in addresses:
         listener = Listener(address, access)
-        listener.bind(server, credentials)
+        listener.bind(server, certificates.credentials() if certificates is not None else None)
         parts.callback(listener.close)
         own.append(listener)
     at = [listener.address for listener in own or host.listeners]

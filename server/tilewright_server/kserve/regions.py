@@ -45,7 +45,7 @@ class SharedMemory:
         owner = self._owners.owner(client, lease)
         give = partial(self._give, self._take(offset + nbytes))
         try:
-            region = owner.session.register(lambda: open_object(plain, offset + nbytes, uid), on_release=give)
+            region = owner.session.register(lambda: open_object(plain, offset + nbytes, uid, give))
         except BaseException:
             give()
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.populated import MappedPages, check_file
@@ -21,7 +20,7 @@ class Region(Pinned):
     is only read and written through its descriptor.
     """
 
-    __slots__ = ("_fills", "_mapping", "_pages", "fd", "inode", "on_release")
+    __slots__ = ("_fills", "_mapping", "_on_release", "_pages", "fd", "inode")
 
     kind = "region"
     device_id = ""
@@ -32,8 +31,7 @@ class Region(Pinned):
         super().__init__(opened.bytes)
         self.inode = opened.inode
         self.fd = opened.fd
-        self.on_release: Callable[[], None] | None = None
-        """Called once, when the memory has been given back."""
+        self._on_release = opened.on_release
         self._fills = opened.fills
         self._mapping: Mapping | None = None
         if opened.sealed:
@@ -80,7 +78,7 @@ class Region(Pinned):
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        told, self.on_release = self.on_release, None
+        told, self._on_release = self._on_release, None
         if told is not None:
             told()
 

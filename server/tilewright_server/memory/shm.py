@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
@@ -68,6 +69,8 @@ class OpenedFile:
     bytes: int
     sealed: bool
     """True if the file can never become smaller, whatever its owner does: only then it may be mapped."""
+    on_release: Callable[[], None] | None = None
+    """Called once when the region over the file has been given back."""
     fills: bool = False
     """Pages that are missing are made, and charged to this process, where outputs are written."""
 
@@ -186,7 +189,7 @@ def open_posix(name: str, nbytes: int) -> OpenedFile:
         raise
 
 
-def open_object(name: str, nbytes: int, uid: int) -> OpenedFile:
+def open_object(name: str, nbytes: int, uid: int, on_release: Callable[[], None]) -> OpenedFile:
     """Open the POSIX shared-memory object ``name``, under any name, if it belongs to the user ``uid``.
 
     Clients that name objects so do not touch the pages of outputs: they are made as outputs are written. Errors as for
@@ -211,7 +214,7 @@ def open_object(name: str, nbytes: int, uid: int) -> OpenedFile:
         writable = status.st_mode & (stat.S_IRUSR | stat.S_IWUSR) == stat.S_IRUSR | stat.S_IWUSR
         if status.st_uid != uid or not writable or status.st_nlink != 1 or not _is_tmpfs(opened):
             raise not_there()
-        return replace(_checked(opened, nbytes, sealable=False), fills=True)
+        return replace(_checked(opened, nbytes, sealable=False), fills=True, on_release=on_release)
     except BaseException as error:
         os.close(opened)
         if isinstance(error, OSError):

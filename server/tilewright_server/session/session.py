@@ -121,16 +121,8 @@ class Session:
 
     # Regions
 
-    def register(
-        self,
-        open_file: Callable[[], OpenedFile],
-        owner: object = None,
-        on_release: Callable[[], None] | None = None,
-    ) -> Region:
-        """Register the memory file that ``open_file`` opens. Nothing stays open or mapped on any error.
-
-        ``on_release`` is called when the region's memory has been given back; it may or may not be if this raises.
-        """
+    def register(self, open_file: Callable[[], OpenedFile], owner: object = None) -> Region:
+        """Register the memory file that ``open_file`` opens. Nothing stays open or mapped on any error."""
         self._check_new_region()
         opened = open_file()
         try:
@@ -148,7 +140,6 @@ class Session:
             if region is not None:
                 region.release()
             raise
-        region.on_release = on_release
         return self._adopted(region, owner)
 
     def _discharge_region(self, nbytes: int) -> None:
