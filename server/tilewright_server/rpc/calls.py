@@ -9,6 +9,7 @@ Callbacks must neither wait nor raise: what they are given is handed to threads.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 import time
@@ -49,7 +50,15 @@ Received = Callable[["bytes | None"], None]
 
 
 def require() -> None:
-    """``UnsupportedError`` if this version of ``grpcio`` is built in another way than those that are known."""
+    """``UnsupportedError`` if this version of ``grpcio`` is built in another way than those that are known, or without
+    the package that errors are made with."""
+    if importlib.util.find_spec("google.rpc") is None:
+        raise UnsupportedError(
+            "the package googleapis-common-protos is missing",
+            field="googleapis-common-protos",
+            rule="grpcio_version",
+            fix="pip install googleapis-common-protos",
+        )
     missing = [name for owner, name in _NEEDED if not hasattr(owner, name)]
     if missing:
         raise UnsupportedError(
