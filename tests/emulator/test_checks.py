@@ -346,7 +346,7 @@ class TestTraffic:
 
 
 class TestWaitStates:
-    """What CDNA leaves to the program, and compilers do not see inside inline assembly."""
+    """Wait states that CDNA leaves to the program, unseen by compilers inside inline assembly."""
 
     def refused(self, text: str) -> None:
         with pytest.raises(MissingNop, match="wait states"):

@@ -1,4 +1,4 @@
-"""What only NVIDIA's GPUs have: clusters, tensor maps, dependent launches; see ``test_gpu.py``."""
+"""Features of NVIDIA's GPUs alone: clusters, tensor maps, dependent launches; see ``test_gpu.py``."""
 
 from __future__ import annotations
 
