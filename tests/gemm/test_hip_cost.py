@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from functools import cache
 
@@ -21,7 +20,7 @@ from tilewright_kit.selection.strategies import Selector
 from tilewright_kit.types.errors import ToolchainMissingError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_tools.analysis.disassembly import Disassembler
-from tilewright_tools.analysis.kernels import Finding, analyze_config
+from tilewright_tools.analysis.kernels import Finding, analyze_config, launch_of
 from tilewright_tools.analysis.roofline import bound_of
 
 GEMM = GemmOperation()
@@ -61,14 +60,8 @@ def finding(config: GemmConfig, name: str) -> Finding:
 
 def bound(config: GemmConfig, name: str, sizes: tuple[int, int, int]) -> float:
     """The least seconds that the kernel takes. It is built and analysed once for all sizes."""
-    (m, n, k), found, split = sizes, finding(config, name), config.split_k
-    slices = math.ceil(m / config.tile[0]) * math.ceil(n / config.tile[1]) * split
-    problem = dataclasses.replace(
-        found.problem, m=m, n=n, k=k, slices=slices, workgroups=slices, bytes_in=2 * k * (m + n), bytes_out=2 * m * n,
-        k_per_slice=math.ceil(math.ceil(k / config.tile[2]) / split) * config.tile[2],
-    )  # fmt: skip
-    if sizes == SQUARE:
-        assert problem == found.problem
+    found = finding(config, name)
+    problem, _ = launch_of(GEMM, config, tilewright_arch.load(name), ",".join(map(str, sizes)))
     return bound_of(found.analysis, problem).seconds
 
 

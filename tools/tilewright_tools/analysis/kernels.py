@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
-from tilewright_kit.contract.abilities import Analyzable, Product, WorkShare
+from tilewright_kit.contract.abilities import Analyzable
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.plan import Geometry
@@ -70,7 +70,7 @@ def analyze_config(
             rule="arch_rates",
             fix="choose an AMD GPU's arch, for example --arch gfx942",
         )
-    product, share, geometry = _launch(operation, config, arch, shape)
+    problem, geometry = launch_of(operation, config, arch, shape)
     unit = operation.generate(config, arch)
     with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
         image = toolchain.compile(unit, Path(folder), arch).binary.read_bytes()
@@ -81,18 +81,17 @@ def analyze_config(
         lds_bytes=geometry.shared_bytes,
         name=unit.entries["main"],
         resident=resident,
-        turn_flops=share.turn_flops,
+        turn_flops=problem.share.turn_flops,
         disassembler=disassembler,
     )
-    problem = Problem(product, share, math.prod(geometry.grid))
     return Finding(config, found, problem, bound_of(found, problem))
 
 
-def _launch(
-    operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: str
-) -> tuple[Product, WorkShare, Geometry]:
-    """The product, its division among workgroups, and the launch of the kernel. What a kernel fuses to it changes
-    nothing of its geometry.
+def launch_of(
+    operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: str = ""
+) -> tuple[Problem, Geometry]:
+    """The problem as the kernel divides it among workgroups, and the kernel's launch. A fused step changes nothing of
+    its geometry. Raises ``UnsupportedError`` for an operation that has no products.
     """
     if not isinstance(operation, Analyzable):
         raise UnsupportedError(
@@ -107,8 +106,9 @@ def _launch(
     stages = operation.plan(problem, config, device).stages
     main = [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
     geometry = (main or stages)[-1].geometry
-    share = operation.share_of(problem, config, math.prod(geometry.grid))
-    return operation.product_of(problem), share, geometry
+    workgroups = math.prod(geometry.grid)
+    share = operation.share_of(problem, config, workgroups)
+    return Problem(operation.product_of(problem), share, workgroups), geometry
 
 
 def summary(finding: Finding) -> dict[str, Any]:
