@@ -22,17 +22,17 @@ from tilewright_server.settings import Settings
 
 if TYPE_CHECKING:
     from tilewright_kit.loading.loader import PluginManager
+    from tilewright_server.endpoints.local.server import LocalServer
+    from tilewright_server.endpoints.readiness import Readiness
+    from tilewright_server.endpoints.rpc.access.gate import Gate
+    from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress, UnixAddress
+    from tilewright_server.endpoints.rpc.server import RpcServer
+    from tilewright_server.endpoints.rpc.watchdog import Watchdog
     from tilewright_server.engine.engine import Engine
     from tilewright_server.hosting.grpc_connections import Connections
-    from tilewright_server.hosting.http import HttpListener
-    from tilewright_server.hosting.readiness import Readiness
-    from tilewright_server.hosting.service_manager import ServiceManager
-    from tilewright_server.local.server import LocalServer
+    from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
+    from tilewright_server.hosting.monitoring.http import HttpListener
     from tilewright_server.protocol.unix_paths import SocketAccess
-    from tilewright_server.rpc.access.gate import Gate
-    from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
-    from tilewright_server.rpc.server import RpcServer
-    from tilewright_server.rpc.watchdog import Watchdog
     from tilewright_server.service import Service
     from tilewright_server.session.sessions import Sessions
 
@@ -99,18 +99,18 @@ class Application:
 
     def _start(self, wanted: Callable[[], bool]) -> None:
         # Imported here: naming the composition root must not cost what running it does.
+        from tilewright_server.endpoints.kserve.listening import serve_kserve
+        from tilewright_server.endpoints.messages.greeting import greeting
+        from tilewright_server.endpoints.readiness import Readiness
+        from tilewright_server.endpoints.rpc.access.credentials import make_certificates
+        from tilewright_server.endpoints.rpc.access.gate import Gate
+        from tilewright_server.endpoints.rpc.listeners import Listener
+        from tilewright_server.endpoints.rpc.server import RpcServer
         from tilewright_server.hosting.audit import open_audit_log
+        from tilewright_server.hosting.lifecycle.warm import make_ready, open_journal
         from tilewright_server.hosting.limits import make_quotas, session_limits
         from tilewright_server.hosting.mps import Mps
-        from tilewright_server.hosting.readiness import Readiness
-        from tilewright_server.hosting.warm import make_ready, open_journal
-        from tilewright_server.kserve.listening import serve_kserve
-        from tilewright_server.messages.greeting import greeting
         from tilewright_server.protocol.unix_paths import socket_access
-        from tilewright_server.rpc.access.credentials import make_certificates
-        from tilewright_server.rpc.access.gate import Gate
-        from tilewright_server.rpc.listeners import Listener
-        from tilewright_server.rpc.server import RpcServer
         from tilewright_server.service import Service
         from tilewright_server.session.sessions import Sessions
         from tilewright_server.settings import default_listen
@@ -166,7 +166,7 @@ class Application:
 
     def _addresses(self, texts: Iterable[str], tls: bool) -> list[UnixAddress | TcpAddress]:
         """Addresses of the settings, each of which may be listened on."""
-        from tilewright_server.rpc.listeners import parse_address
+        from tilewright_server.endpoints.rpc.listeners import parse_address
 
         settings = self.settings
         authenticated = tls and (settings.tls_client_ca is not None or self.gate.knows_tokens)
@@ -179,7 +179,7 @@ class Application:
 
     def _own_door(self, tls: bool) -> str:
         """The address by which the server asks for its own health: it has no certificate to show to itself."""
-        from tilewright_server.rpc.listeners import Listener, TcpAddress, UnixAddress
+        from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress, UnixAddress
 
         for listener in self.listeners:
             if not (tls and isinstance(listener.address, TcpAddress)):
@@ -192,9 +192,9 @@ class Application:
 
     def _listen_locally(self, access: SocketAccess) -> LocalServer | None:
         """Beside the first Unix socket; none if there is no such, or the settings say so."""
-        from tilewright_server.local.listener import local_path
-        from tilewright_server.local.server import LocalServer
-        from tilewright_server.rpc.listeners import UnixAddress
+        from tilewright_server.endpoints.local.listener import local_path
+        from tilewright_server.endpoints.local.server import LocalServer
+        from tilewright_server.endpoints.rpc.listeners import UnixAddress
 
         settings = self.settings
         paths = [item.address.path for item in self.listeners if isinstance(item.address, UnixAddress)]
@@ -211,8 +211,8 @@ class Application:
 
     def _watch_connections(self) -> Connections:
         """Ends connections of gRPC of whoever has too many."""
+        from tilewright_server.endpoints.rpc.listeners import UnixAddress
         from tilewright_server.hosting.grpc_connections import Connections
-        from tilewright_server.rpc.listeners import UnixAddress
 
         addresses = [listener.address for listener in (*self.listeners, *self._kserve_listeners)]
         connections = Connections(
@@ -227,7 +227,7 @@ class Application:
         """Metrics and probes, if the settings name an address."""
         if not self.settings.http_listen:
             return None
-        from tilewright_server.hosting.pages import http_listener
+        from tilewright_server.hosting.monitoring.pages import http_listener
 
         listener = http_listener(self.settings.http_listen, self.service, self.rpc, self.readiness, self._is_silent)
         self._parts.callback(listener.close)
@@ -287,11 +287,11 @@ class Application:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
+        from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
+        from tilewright_server.hosting.lifecycle.signals import process_signals
         from tilewright_server.hosting.limits import raise_descriptor_limit
         from tilewright_server.hosting.logs import set_up
-        from tilewright_server.hosting.service_manager import ServiceManager
         from tilewright_server.hosting.settings import service_manager
-        from tilewright_server.hosting.signals import process_signals
 
         set_up(self.settings.log_level, self.settings.log_format)
         wishes = service_manager()
@@ -366,9 +366,9 @@ class Application:
         """Take over from the settings anew what a running server can, and read policy and certificates again; the old
         ones stay if there is a mistake."""
         from tilewright_server.hosting.audit import open_audit_log
+        from tilewright_server.hosting.lifecycle.reload import differences
         from tilewright_server.hosting.limits import quota_limits
         from tilewright_server.hosting.logs import set_up
-        from tilewright_server.hosting.reload import differences
 
         self.gate.reload()
         try:
@@ -396,7 +396,7 @@ class Application:
 
     def _watched(self, manager: ServiceManager, manager_s: float) -> Watchdog | None:
         """A watchdog, if the settings or the service manager want one; the latter hears of each answer."""
-        from tilewright_server.rpc.watchdog import Watchdog
+        from tilewright_server.endpoints.rpc.watchdog import Watchdog
 
         limit_s = self.settings.watchdog_s or manager_s
         if not limit_s:

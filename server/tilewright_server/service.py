@@ -27,14 +27,14 @@ from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.staging_pool import StagingPool
 from tilewright_server.session.attachments import Attachments
-from tilewright_server.session.bindings import BoundExecution, check_in_place
 from tilewright_server.session.launch_page import LaunchPage
 from tilewright_server.session.objects import AnyRegion
-from tilewright_server.session.operand_binding import Binder, Binding, Location, Place, Target
+from tilewright_server.session.operands.bindings import BoundExecution, check_in_place
+from tilewright_server.session.operands.operand_binding import Binder, Binding, Location, Place, Target
+from tilewright_server.session.operands.staged_operands import OutputValue
 from tilewright_server.session.region_sources import RegionSource, register
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
-from tilewright_server.session.staged_operands import OutputValue
 from tilewright_server.session.transfer import read_buffer, write_buffer
 
 if TYPE_CHECKING:

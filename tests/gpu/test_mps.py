@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tilewright_server.devices.cuda.mps import CONTROL, ask
+from tilewright_server.devices.cuda.mps.daemon import CONTROL, ask
 
 pytestmark = [
     pytest.mark.gpu,

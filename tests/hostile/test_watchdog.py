@@ -14,7 +14,7 @@ from hostile_servers import RUN, WAIT_S, bystander_lives, channel, silent_calls
 from rpc_harness import Client, ServerProcess, inline
 
 from tilewright_proto.v1 import tensor_pb2 as tp
-from tilewright_server.rpc.watchdog import EXIT_STATUS, Watchdog
+from tilewright_server.endpoints.rpc.watchdog import EXIT_STATUS, Watchdog
 
 STUCK = [sys.executable, str(Path(__file__).with_name("stuck_server.py"))]
 

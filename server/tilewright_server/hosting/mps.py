@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from tilewright_kit.types.errors import UnavailableError
-from tilewright_server.devices.cuda.mps import CONTROL, COST, INSTALL, find_daemon
+from tilewright_server.devices.cuda.mps.daemon import CONTROL, COST, INSTALL, find_daemon
 from tilewright_server.devices.cuda.settings import set_mps_folder
 from tilewright_server.protocol.subprocess_command import run_module
 
@@ -68,7 +68,7 @@ class Mps:
 
     def _start_own(self) -> None:
         folder = self._own_folder()
-        command = run_module("tilewright_server.devices.cuda.mps_guard", str(folder))
+        command = run_module("tilewright_server.devices.cuda.mps.guard", str(folder))
         try:
             self._guard = subprocess.Popen(
                 command,

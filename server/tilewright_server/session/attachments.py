@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
 from tilewright_server.devices.contract import ConnectedDevice
-from tilewright_server.session.bindings import BoundExecution
+from tilewright_server.session.operands.bindings import BoundExecution
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry

@@ -24,9 +24,9 @@ from tilewright_server.memory.headroom import check_address_space
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
-from tilewright_server.session.bindings import AttachedConnection, BoundExecution
 from tilewright_server.session.launch_page import CallerLaunches
 from tilewright_server.session.objects import AnyRegion, new_id
+from tilewright_server.session.operands.bindings import AttachedConnection, BoundExecution
 from tilewright_server.session.processes import is_known
 from tilewright_server.session.quotas import REMEDIES, Account, Limits, Resource, buffer_charges
 from tilewright_server.session.request_cache import Memo

@@ -13,7 +13,7 @@ import pytest
 from rpc_harness import Client, MemoryFile, ServerProcess, in_region, inline, refused
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError
-from tilewright_server.rpc.listeners import TcpAddress, UnixAddress, parse_address
+from tilewright_server.endpoints.rpc.listeners import TcpAddress, UnixAddress, parse_address
 
 
 def test_the_socket_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tilewright_kit.types.errors import UnavailableError
-from tilewright_server.devices.cuda import mps as control
+from tilewright_server.devices.cuda.mps import daemon as control
 from tilewright_server.hosting.mps import Mps
 
 FAKE = Path(__file__).with_name("fake_mps_control.py")

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rpc_harness import REAL, Client, ServerProcess, eventually, inline
 
 import tilewright
-from tilewright_server.hosting.http import http_address
+from tilewright_server.hosting.monitoring.http import http_address
 
 parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheus-client")
 

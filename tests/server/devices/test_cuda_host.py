@@ -22,8 +22,8 @@ from tilewright_server.build.toolchains.toolchain import CpuToolchain
 from tilewright_server.devices.contract import DeviceLostError, IsolatedProvider
 from tilewright_server.devices.cuda import provider
 from tilewright_server.devices.cuda.discovery import Discovery, find, parse
-from tilewright_server.devices.cuda.driver import Driver
-from tilewright_server.devices.cuda.errors import LOST, RESULTS, UNUSABLE
+from tilewright_server.devices.cuda.driver.driver import Driver
+from tilewright_server.devices.cuda.driver.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.gpu import discovery
 from tilewright_server.devices.gpu import provider as gpu_provider

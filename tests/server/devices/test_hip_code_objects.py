@@ -17,8 +17,8 @@ from tilewright_arch import from_gcn_arch_name
 from tilewright_kit.contract.plan import Geometry
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import DeviceError
-from tilewright_server.devices.hip.api import HipApi
-from tilewright_server.devices.hip.module import MACHINES, HipFunction, check_code_object
+from tilewright_server.devices.hip.driver.api import HipApi
+from tilewright_server.devices.hip.driver.module import MACHINES, HipFunction, check_code_object
 
 Build = Callable[[SourceUnit, tilewright_arch.ArchSpec], Path]
 

@@ -16,10 +16,11 @@ import tilewright_arch
 from tilewright_kit.types.errors import DeviceError, ResourceExhaustedError, UnavailableError
 from tilewright_server.devices.contract import DeviceLostError, IsolatedProvider
 from tilewright_server.devices.gpu import provider as gpu_provider
-from tilewright_server.devices.hip import discovery, driver, provider
+from tilewright_server.devices.hip import discovery, provider
 from tilewright_server.devices.hip.discovery import Discovery, find, parse, seen_by_kernel
-from tilewright_server.devices.hip.driver import MIN_DRIVER, Driver, load_api, version_text
-from tilewright_server.devices.hip.errors import LOST, RESULTS, UNUSABLE
+from tilewright_server.devices.hip.driver import driver
+from tilewright_server.devices.hip.driver.driver import MIN_DRIVER, Driver, load_api, version_text
+from tilewright_server.devices.hip.driver.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.hip.identity import describe_pci, describe_uuid
 from tilewright_server.devices.hip.provider import HipProvider
 from tilewright_tools.cli.service import doctor

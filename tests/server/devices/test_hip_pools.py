@@ -10,7 +10,7 @@ import pytest
 from tilewright_kit.types.errors import UnsupportedError
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.devices.gpu.memory.sharing import Importer
-from tilewright_server.devices.hip.driver import Driver
+from tilewright_server.devices.hip.driver.driver import Driver
 
 
 def test_a_pool_for_another_gpu_than_the_first_is_refused_before_the_runtime_sees_it() -> None:

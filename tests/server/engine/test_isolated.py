@@ -26,7 +26,7 @@ from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.protocol.frames import Kind, packet
 from tilewright_server.service import Service
-from tilewright_server.session.operand_binding import Location, Place
+from tilewright_server.session.operands.operand_binding import Location, Place
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 

@@ -14,7 +14,7 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.service import Service
-from tilewright_server.session.operand_binding import Location, Place
+from tilewright_server.session.operands.operand_binding import Location, Place
 from tilewright_server.session.sessions import Sessions
 
 N = 30

@@ -20,12 +20,12 @@ from tilewright_kit.types.errors import DeviceError, UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_server.devices.contract import MemoryHandle
+from tilewright_server.endpoints.local.server import LocalServer
+from tilewright_server.endpoints.rpc.access.gate import Gate
+from tilewright_server.endpoints.rpc.services.memory import MemoryServicer
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
-from tilewright_server.local.server import LocalServer
 from tilewright_server.memory.buffers import ResidentBuffer
-from tilewright_server.rpc.access.gate import Gate
-from tilewright_server.rpc.memory import MemoryServicer
 from tilewright_server.service import Service
 from tilewright_server.session.sessions import Sessions
 

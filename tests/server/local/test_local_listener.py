@@ -27,10 +27,10 @@ from rpc_harness import Client, MemoryFile, ServerProcess, eventually, in_region
 
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_proto.v1 import dispatch_pb2 as dp
-from tilewright_server.local import connection, listener
-from tilewright_server.local import seqpacket as packets
-from tilewright_server.local.listener import LocalListener, local_path
-from tilewright_server.local.server import LocalServer
+from tilewright_server.endpoints.local import connection, listener
+from tilewright_server.endpoints.local import seqpacket as packets
+from tilewright_server.endpoints.local.listener import LocalListener, local_path
+from tilewright_server.endpoints.local.server import LocalServer
 from tilewright_server.service import Service
 from tilewright_server.session.quotas import Quotas, Resource
 from tilewright_server.session.sessions import Sessions

@@ -14,7 +14,7 @@ from tilewright_server.engine.execution.executor import Executor
 from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.session.attachments import Attachment
-from tilewright_server.session.bindings import BoundExecution
+from tilewright_server.session.operands.bindings import BoundExecution
 from tilewright_server.session.session import Session
 
 LIMIT = 1 << 20

@@ -21,7 +21,7 @@ from tilewright_server.engine.types import Selection
 from tilewright_server.memory.shm import view
 from tilewright_server.memory.staging_pool import KEPT_BYTES, StagingPool
 from tilewright_server.service import Service
-from tilewright_server.session.operand_binding import Location, Place, Target
+from tilewright_server.session.operands.operand_binding import Location, Place, Target
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 from tilewright_server.session.transfer import check_range

@@ -26,14 +26,14 @@ from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.devices.lifetime import DeviceAddress, Lifetime
+from tilewright_server.endpoints.messages.regions import exported
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.types import Selection
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes, plain_uuid
-from tilewright_server.messages.regions import exported
 from tilewright_server.service import Service, placed
-from tilewright_server.session.bindings import BoundExecution
-from tilewright_server.session.operand_binding import Location, Place, Target
+from tilewright_server.session.operands.bindings import BoundExecution
+from tilewright_server.session.operands.operand_binding import Location, Place, Target
 from tilewright_server.session.quotas import Limits
 from tilewright_server.session.region_sources import DeviceMemory
 from tilewright_server.session.session import Session

@@ -17,9 +17,9 @@ import tilewright_server
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types import errors as kit
 from tilewright_proto.v1 import memory_pb2 as mp
-from tilewright_server.messages.status_details import STATUS_METADATA
+from tilewright_server.endpoints.messages.status_details import STATUS_METADATA
+from tilewright_server.endpoints.rpc.transport.status import ERROR_METADATA, STATUS, set_status, status_of
 from tilewright_server.protocol.errors import MAX_DETAIL, as_tilewright_error, to_detail
-from tilewright_server.rpc.status import ERROR_METADATA, STATUS, set_status, status_of
 
 KINDS = [kind for _, kind in inspect.getmembers(kit, inspect.isclass) if issubclass(kind, kit.TilewrightError)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.cuda.discovery import describe_uuid
-from tilewright_server.devices.cuda.driver import Driver
+from tilewright_server.devices.cuda.driver.driver import Driver
 from tilewright_server.devices.gpu.device import GpuDevice
 
 __all__ = ["CudaDevice"]

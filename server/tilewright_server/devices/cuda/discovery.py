@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec, from_compute_capability
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_server.devices.cuda.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
+from tilewright_server.devices.cuda.driver.driver import CONTAINER_FIX, DRIVER_FIX, MIN_DRIVER
 from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
 from tilewright_server.protocol.subprocess_command import run_module
 

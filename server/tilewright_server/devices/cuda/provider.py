@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.cuda.discovery import Discovery, find
-from tilewright_server.devices.cuda.driver import INSTALL
-from tilewright_server.devices.cuda.mps import describe
+from tilewright_server.devices.cuda.driver.driver import INSTALL
+from tilewright_server.devices.cuda.mps.daemon import describe
 from tilewright_server.devices.gpu.provider import GpuProvider
 
 if TYPE_CHECKING:

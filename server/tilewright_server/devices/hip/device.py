@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.gpu.device import GpuDevice
-from tilewright_server.devices.hip.driver import Driver
+from tilewright_server.devices.hip.driver.driver import Driver
 from tilewright_server.devices.hip.event_probe import event_problem
 from tilewright_server.devices.hip.identity import identity_of
 

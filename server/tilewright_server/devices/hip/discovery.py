@@ -11,7 +11,7 @@ from typing import Any
 from tilewright_arch import ArchSpec, from_gcn_arch_name
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
-from tilewright_server.devices.hip.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
+from tilewright_server.devices.hip.driver.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
 from tilewright_server.devices.hip.identity import describe_pci
 from tilewright_server.protocol.subprocess_command import run_module
 

@@ -20,8 +20,8 @@ import time
 from typing import Any
 
 from tilewright_kit.types.errors import TilewrightError
-from tilewright_server.devices.hip.api import HipApi
-from tilewright_server.devices.hip.driver import load_api
+from tilewright_server.devices.hip.driver.api import HipApi
+from tilewright_server.devices.hip.driver.driver import load_api
 from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["event_problem", "main"]

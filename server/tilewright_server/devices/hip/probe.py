@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewright_kit.types.errors import UnavailableError
-from tilewright_server.devices.hip.driver import load_api
+from tilewright_server.devices.hip.driver.driver import load_api
 from tilewright_server.devices.hip.identity import identity_of
 
 __all__ = ["ATTRIBUTES", "main", "probe"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.discovery import Discovery, find, version_text
-from tilewright_server.devices.hip.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
+from tilewright_server.devices.hip.driver.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
 from tilewright_server.devices.hip.event_probe import event_problem
 
 if TYPE_CHECKING:

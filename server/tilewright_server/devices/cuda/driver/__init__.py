@@ -1,0 +1,1 @@
+"""The CUDA driver: its functions as a device needs them, its errors and loaded modules."""

@@ -1,0 +1,1 @@
+"""The HIP runtime: its functions as a device needs them, its errors and loaded modules."""

@@ -1,0 +1,318 @@
+"""One connection of the local socket, served by a thread of its own.
+
+The thread that reads a packet does what it asks for and answers, so replies come in the order of requests, and a client
+that does not read holds up nobody but itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
+
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_proto.v1 import local_pb2
+from tilewright_server import __version__
+from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
+from tilewright_server.endpoints.local.calls import Calls
+from tilewright_server.endpoints.local.listener import check_peer
+from tilewright_server.endpoints.local.seqpacket import MAX_PACKET, Wire, close_all
+from tilewright_server.engine.client import Client
+from tilewright_server.memory.errors import unknown_session
+from tilewright_server.protocol.errors import as_tilewright_error
+from tilewright_server.protocol.frames import (
+    HEADER,
+    HEADER_BYTES,
+    MAX_FRAMES,
+    REPLY_KIND,
+    Kind,
+    error_packet,
+    malformed,
+    packet,
+)
+from tilewright_server.session.processes import is_known
+
+if TYPE_CHECKING:
+    from tilewright_server.service import Service
+    from tilewright_server.session.attachments import Attachment
+    from tilewright_server.session.session import Session
+
+__all__ = ["VERSION", "Connection", "Registry"]
+
+log = logging.getLogger("tilewright.transport.local")
+
+VERSION = 1
+HELLO_TIMEOUT_S = 5.0
+MAX_DEVICE_ID = 256
+_EVENTS = WAIT | RECORD
+_ANSWERED = REPLY | TIME
+_LAUNCH_REPLY = Kind.LAUNCH | REPLY_KIND
+
+
+class Registry(Protocol):
+    """Registry of connections."""
+
+    def admit(self, connection: Connection, session: Session) -> None:
+        """Count one more of a session. Raises ``ResourceExhaustedError``."""
+        ...
+
+    def gone(self, connection: Connection) -> None: ...
+
+
+class Connection:
+    """``run`` serves it to its end; ``finish`` and ``stop`` end it, from any thread."""
+
+    def __init__(
+        self,
+        service: Service,
+        accepted: socket.socket,
+        registry: Registry,
+        client: Client,
+        allowed: Collection[int] = (),
+    ) -> None:
+        self.client = client
+        self._allowed = allowed
+        self._service = service
+        self._wire = Wire(accepted)
+        self._registry = registry
+        self._session: Session | None = None
+        self._forget: Callable[[], None] | None = None
+        self._calls: Calls | None = None
+        self._attachment: Attachment | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Serve until either side ends it; then everything that was made over it ends."""
+        try:
+            if self._introduced():
+                self._serve()
+        except OSError:  # as good as a hang-up
+            pass
+        except Exception:
+            log.exception("a local connection failed")
+        finally:
+            self._end()
+
+    def finish(self) -> None:
+        """Take no more requests; those that came are answered."""
+        self._leave(socket.SHUT_RD)
+
+    def stop(self) -> None:
+        """End it now."""
+        self._leave(socket.SHUT_RDWR)
+
+    def _leave(self, how: int) -> None:
+        attachment = self._attachment
+        self._ended.set()
+        if attachment is not None:
+            attachment.close()
+        self._wire.shut(how)
+
+    def _end(self) -> None:
+        session = self._session
+        try:
+            if self._forget is not None:
+                self._forget()
+            if self._attachment is not None:
+                self._attachment.close()
+            self._wire.close()
+            if session is not None:
+                session.end_of(self)
+        except Exception:
+            log.exception("a local connection did not end well")
+        finally:
+            self._registry.gone(self)
+
+    # The first packet
+
+    def _introduced(self) -> bool:
+        wire = self._wire
+        wire.wait_at_most(HELLO_TIMEOUT_S)
+        descriptors: list[int] = []
+        slot = sequence = 0
+        try:
+            data = wire.receive(descriptors)
+            if not data:
+                return False
+            kind, _, slot, sequence, value = _header(data)
+            check_peer(wire.socket, self._allowed)
+            self._hello(kind, value, bytes(data[HEADER_BYTES:]))
+        except BlockingIOError:
+            error: TilewrightError = malformed(f"nothing came within {HELLO_TIMEOUT_S:g} s", "nothing")
+        except OSError:
+            return False
+        except Exception as failure:
+            error = as_tilewright_error(failure)
+        else:
+            wire.wait_at_most(0)
+            hello = local_pb2.HelloReply(server_version=__version__, packet_bytes=MAX_PACKET, launches=MAX_FRAMES)
+            wire.send(packet(Kind.HELLO | REPLY_KIND, 0, slot, sequence, VERSION, hello.SerializeToString()))
+            return True
+        finally:
+            close_all(descriptors)
+        wire.send(error_packet(Kind.HELLO, slot, sequence, error))
+        return False
+
+    def _hello(self, kind: int, version: int, token: bytes) -> None:
+        if kind != Kind.HELLO:
+            raise malformed("the first packet of a connection is HELLO", kind)
+        if version != VERSION:
+            raise UnsupportedError(
+                f"this server speaks version {VERSION} of the local protocol",
+                field="value",
+                value=version,
+                rule="local_version",
+                fix="use a client of the server's version, or gRPC",
+            )
+        session = self._service.sessions.find(token)
+        if session is None:
+            raise unknown_session()
+        if not session.local:
+            raise AccessError(
+                "the session was opened over TCP",
+                field="session",
+                rule="region_transport",
+                fix="open it over the server's Unix socket",
+            )
+        if is_known(self.client):
+            session.identify(self.client)
+        self._session = session
+        self._registry.admit(self, session)
+        self._forget = session.on_close(self.stop)
+        self._calls = Calls(self._service, session, self)
+
+    # All others
+
+    def _serve(self) -> None:
+        wire = self._wire
+        descriptors: list[int] = []
+        while True:
+            try:
+                data = wire.receive(descriptors)
+                if not data:
+                    return
+                if data[0] == Kind.LAUNCH and not descriptors:
+                    self._launches(data)
+                elif self._other(data, descriptors):
+                    return
+            except TilewrightError as error:  # noqa: PERF203 - the connection goes on
+                kind, slot, sequence = _named(wire.head)
+                wire.send(error_packet(kind, slot, sequence, error))
+            finally:
+                if descriptors:
+                    close_all(descriptors)
+
+    def _launches(self, data: memoryview) -> None:
+        if len(data) % HEADER_BYTES or len(data) > MAX_FRAMES * HEADER_BYTES:
+            raise malformed(f"a packet of launches is 1 to {MAX_FRAMES} whole headers", f"{len(data)} bytes")
+        session, service, send = self._session, self._service, self._wire.send
+        assert session is not None, "HELLO comes first"
+        for kind, flags, slot, sequence, value in HEADER.iter_unpack(data):
+            try:
+                if kind != Kind.LAUNCH:
+                    raise malformed("a packet of launches holds nothing else", kind)
+                if flags & _EVENTS:
+                    raise _no_events(slot)
+                outcome = service.launch(session, value)
+            except Exception as error:  # noqa: PERF203 - one failure must not end the others
+                send(error_packet(kind, slot, sequence, as_tilewright_error(error)))
+            else:
+                if flags & _ANSWERED:
+                    send(HEADER.pack(_LAUNCH_REPLY, 0, slot, sequence, outcome.device_ns))
+
+    def _other(self, data: memoryview, descriptors: list[int]) -> bool:
+        """Serve a packet of any other kind. True when the connection is not this thread's to read any more."""
+        kind, _, slot, sequence, value = _header(data)
+        payload = bytes(data[HEADER_BYTES:])
+        try:
+            if kind == Kind.CALL:
+                self._call(slot, sequence, value, payload, descriptors)
+                return False
+            if descriptors:
+                raise malformed("descriptors come with calls only", kind)
+            if kind == Kind.ATTACH:
+                self._attach(slot, sequence, payload)
+                return True
+            if kind == Kind.OPEN_EVENT:
+                raise _no_events(slot)
+            raise malformed("there is no such packet after HELLO", kind)
+        except OSError:
+            raise
+        except Exception as error:
+            self._wire.send(error_packet(kind, slot, sequence, as_tilewright_error(error)))
+            return False
+
+    def _call(self, slot: int, sequence: int, method: int, payload: bytes, descriptors: list[int]) -> None:
+        assert self._calls is not None, "HELLO comes first"
+        try:
+            answer = self._calls.call(method, payload, descriptors)
+        except OSError as error:  # of the call, not of the connection
+            raise as_tilewright_error(error) from error
+        message = answer.message.SerializeToString()
+        try:
+            self._wire.send(packet(Kind.CALL | REPLY_KIND, 0, slot, sequence, answer.value, message), answer.descriptor)
+        finally:
+            if answer.descriptor >= 0:
+                os.close(answer.descriptor)
+
+    def _attach(self, slot: int, sequence: int, payload: bytes) -> None:
+        """Hand the connection to a device, and wait until that has no more to do with it."""
+        session = self._session
+        assert session is not None, "HELLO comes first"
+        attachments = self._service.attachments
+        attachment = attachments.attach(session, _device_id(payload), self._wire.socket.fileno(), self._ended.set)
+        self._attachment = attachment
+        if session.closed or self._ended.is_set():  # whoever ended it meanwhile did not know of the attachment
+            return
+        try:
+            attachments.publish(attachment)
+        except TilewrightError as error:  # the device reads the connection already: it must end, after the answer
+            self._wire.send(error_packet(Kind.ATTACH, slot, sequence, error))
+            return
+        with contextlib.suppress(OSError):
+            self._wire.send(packet(Kind.ATTACH | REPLY_KIND, 0, slot, sequence))
+        # The device has its own copy. With ours open, the client would not see the end of the device's process.
+        self._wire.close()
+        self._ended.wait()
+
+
+def _header(data: memoryview) -> tuple[int, int, int, int, int]:
+    if len(data) < HEADER_BYTES:
+        raise malformed(f"a packet begins with a header of {HEADER_BYTES} bytes", f"{len(data)} bytes")
+    return HEADER.unpack_from(data)
+
+
+def _named(head: memoryview) -> tuple[int, int, int]:
+    """Kind, slot and sequence of a packet that could not be taken."""
+    kind, _, slot, sequence, _ = HEADER.unpack(head)
+    return kind & ~REPLY_KIND, slot, sequence
+
+
+def _device_id(payload: bytes) -> str:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if not 0 < len(text) <= MAX_DEVICE_ID or not text.isprintable():
+        raise InvalidArgumentError(
+            "that is no id of a device",
+            field="payload",
+            value=f"{len(payload)} bytes",
+            rule="device_id",
+            fix="send the id that BindReply.device says",
+        )
+    return text
+
+
+def _no_events(slot: int) -> UnsupportedError:
+    return UnsupportedError(
+        "launches of this connection are complete before the next one begins: there are no events to wait for",
+        field="slot",
+        value=slot,
+        rule="event_support",
+        fix="launch without WAIT and RECORD; or attach the connection to a device that has events",
+    )

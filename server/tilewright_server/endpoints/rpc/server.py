@@ -1,0 +1,233 @@
+"""The gRPC server: its options, threads, services, health and reflection."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2
+
+from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
+from tilewright_server.endpoints.rpc.access.gate import Gate
+from tilewright_server.endpoints.rpc.services.dispatch import TOKEN_FIELD, DispatchServicer
+from tilewright_server.endpoints.rpc.services.health import HealthServicer
+from tilewright_server.endpoints.rpc.services.kernels import KernelsServicer
+from tilewright_server.endpoints.rpc.services.memory import OPEN_SESSION, Leases, MemoryServicer
+from tilewright_server.endpoints.rpc.transport.calls import WireCall, require
+from tilewright_server.endpoints.rpc.transport.event_loop import Front, start
+from tilewright_server.endpoints.rpc.transport.intake import Intake
+from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Reception, lane, parse_as, register
+from tilewright_server.endpoints.rpc.transport.streams import Streams
+from tilewright_server.endpoints.rpc.transport.threads import UNLIMITED, Starter, Threads
+from tilewright_server.endpoints.rpc.transport.traffic import Traffic
+from tilewright_server.engine.call import Cancellation
+from tilewright_server.engine.client import Client
+from tilewright_server.memory.errors import unknown_session
+from tilewright_server.service import Service
+from tilewright_server.session.sessions import Sessions
+from tilewright_server.settings import Settings
+
+__all__ = ["READY", "RpcServer"]
+
+log = logging.getLogger("tilewright.rpc")
+
+READY = "tilewright.ready"
+"""Health service that serves while clients should be sent here: not before the default device is open."""
+MAX_CALLS = 65536
+"""Calls that may be open at once. A backstop: quotas refuse long before, and say when to come back."""
+LEAST_RECEIVED = 4
+"""Requests that may be on their way at a time, however large they may be."""
+HEALTH_RECEIVED = 16
+"""As many health checks. They never wait: whoever sends none gives way to whoever does."""
+LAST_TOKEN_FIELD = b"\x3a\x10"
+"""How the token begins in the one request that ends with it, ``BuildRequest``: field 7, sixteen bytes."""
+REFLECTION = "grpc.reflection.v1.ServerReflection"
+REAPERS = 16
+"""Sessions that may be taken down at a time."""
+
+
+class RpcServer:
+    """Servicers behind one gRPC server. It listens on what the caller binds ``server`` to."""
+
+    def __init__(
+        self, service: Service, settings: Settings, opened: memory_pb2.SessionEvent.Opened, gate: Gate
+    ) -> None:
+        """Raises ``UnsupportedError`` for a version of ``grpcio`` that is not known, ``RuntimeError`` if the system
+        refuses threads."""
+        require()
+        quotas = service.sessions.quotas
+        self._starter = Starter()
+        make = partial(Threads, starter=self._starter)
+        lanes = {
+            Lane.HEALTH: make("health", least=2, most=2, waiting=1024),
+            Lane.SESSION: make("session", least=2, most=4, waiting=settings.calls_waiting),
+            Lane.REPORT: make("report", least=1, most=2, waiting=settings.calls_waiting),
+            Lane.WORK: make("work", least=4, most=settings.workers, waiting=settings.calls_waiting),
+            Lane.COPY: make("copy", least=1, most=8, waiting=settings.calls_waiting),
+            Lane.BUILD: make("build", least=1, most=16, waiting=settings.builds_waiting),
+            # No more calls wait than there are streams.
+            Lane.STREAM: make("stream", least=2, most=settings.workers, waiting=UNLIMITED),
+        }
+        reapers = make("reaper", least=1, most=REAPERS)
+        self._lanes = lanes
+        self._threads = tuple(lanes.values())
+        self.traffic = Traffic(settings.slow_call_s)
+        front = Front(quotas, self.traffic)
+        self._make = partial(grpc.server, front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self.server = self._make()
+        self.second: grpc.Server | None = None
+        """A server of one service only, see ``serve``."""
+        self.leases = Leases(service, reapers)
+        self.streams = Streams(quotas)
+        self._intake, intakes = _intakes(settings)
+        self._intakes = intakes
+        self._second_intake = self._intake
+        self._receive = partial(Reception, partial(_identify, service.sessions, gate), lanes, self.streams)
+        self._quotas, self._settings = quotas, settings
+        reception = self._receive(intakes, quotas, settings.sessionless_limit)
+        servicer = HealthServicer(quotas)
+        self.health = servicer.state
+        register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
+        self.health.set(health.OVERALL_HEALTH, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.health.set(READY, health_pb2.HealthCheckResponse.NOT_SERVING)
+        names: list[str] = [health.SERVICE_NAME]
+        for ours, service_name, module in (
+            (DispatchServicer(service), "Dispatch", dispatch_pb2),
+            (MemoryServicer(service, self.leases, opened, gate), "Memory", memory_pb2),
+            (KernelsServicer(service), "Kernels", kernels_pb2),
+        ):
+            descriptor = module.DESCRIPTOR.services_by_name[service_name]
+            register(self.server, ours, descriptor, reception)
+            names.append(descriptor.full_name)
+        if settings.reflection:
+            _add_reflection(self.server, names, reception)
+
+    def serve(self, servicer: object, descriptor: ServiceDescriptor, *, apart: bool) -> grpc.Server:
+        """Serve one more service, whose requests may be as large as messages may be; if it is to be ``apart``, by a
+        server of its own. Returns its server, for its listeners. To be called before ``start``, and once."""
+        intakes = self._intakes
+        if apart:
+            self.second = self._make()
+            self._second_intake, intakes = _intakes(self._settings)
+        server = self.second or self.server
+        register(server, servicer, descriptor, self._receive(intakes, self._quotas, self._settings.message_limit))
+        return server
+
+    def start(self, operations: Iterable[str]) -> None:
+        """Take calls; healthy as a whole and for each operation."""
+        start(self.server, self._intake.tick)
+        if self.second is not None:
+            start(self.second, self._second_intake.tick)
+        for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
+            self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def set_ready(self, ready: bool) -> None:
+        """Say to those who ask for ``READY`` whether to send clients here."""
+        kind = health_pb2.HealthCheckResponse
+        self.health.set(READY, kind.SERVING if ready else kind.NOT_SERVING)
+
+    def waiting(self) -> dict[str, int]:
+        """Calls that wait for a thread, by class."""
+        return {lane.value: threads.waiting for lane, threads in self._lanes.items()}
+
+    def drain(self, grace_s: float) -> Any:
+        """Take no more calls, and cancel what is left after ``grace_s``. Returns an event that is set at the end."""
+        try:
+            if self.second is not None:
+                self.second.stop(grace_s)
+            return self.server.stop(grace_s)
+        except RuntimeError as error:  # no thread for the end of the grace period, which whoever drains waits for too
+            log.warning("calls are cancelled after the drain only: %s", error)
+            return threading.Event()
+
+    def cancel(self) -> None:
+        """Cancel all calls, and wait until both servers have stopped."""
+        for server in (self.server, self.second):
+            if server is not None:
+                server.stop(None).wait()
+
+    def close(self) -> None:
+        """Wait for the threads; the server has stopped."""
+        self._starter.close()
+        for threads in self._threads:
+            threads.close()
+
+
+def _intakes(settings: Settings) -> tuple[Intake, dict[Lane, Intake]]:
+    """The intake of requests to one server, and those of all classes."""
+    intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
+    return intake, dict.fromkeys(Lane, intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
+
+
+def _identify(sessions: Sessions, gate: Gate, call: WireCall, data: bytes) -> Client:
+    """The caller: by the session that a request names, or else by the address. The token is looked for without parsing,
+    and nobody else has its bytes.
+
+    Raises ``AccessError`` if the gate does not let the call pass, ``NotFoundError`` for a session of another principal.
+    """
+    session = sessions.find(data[2:18]) if data[:2] == TOKEN_FIELD else None
+    if session is None and data[-18:-16] == LAST_TOKEN_FIELD:
+        session = sessions.find(data[-16:])
+    if session is not None and session.local:
+        gate.check_user(session.client, call.method)
+        return session.client
+    if call.peer().startswith("unix:"):
+        client = _peer(call)
+        if call.method != OPEN_SESSION:  # which says first who it is
+            gate.check_user(client, call.method, proved=False)
+        return client
+    client = gate.admit(call)
+    if session is None:
+        return client
+    if session.client.principal != client.principal:
+        raise unknown_session()
+    return session.client
+
+
+def _peer(call: WireCall) -> Client:
+    """The caller at the other end of a Unix socket."""
+    return Client(f"uid:{os.geteuid()}", f"connection:{call.peer()}", b"")
+
+
+def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
+    keepalive_ms = int(settings.keepalive_s * 1000)
+    return (
+        ("grpc.max_receive_message_length", settings.message_limit),
+        ("grpc.max_send_message_length", -1),  # bounded where replies are made
+        ("grpc.max_concurrent_streams", 1000),
+        ("grpc.max_metadata_size", 16 * 1024),
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients at random
+        ("grpc.http2.bdp_probe", 0),  # or a call that is not received yet may send megabytes
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", max(keepalive_ms // 2, 500)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+def _add_reflection(server: grpc.Server, names: Sequence[str], reception: Reception) -> None:
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+    class Reflection:
+        """As ``reflection.ReflectionServicer``, by events: its streams hold no thread while nothing is asked."""
+
+        _answers = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME, REFLECTION])
+
+        @lane(Lane.REPORT)
+        def server_reflection_info(self, data: bytes, cancellation: Cancellation, client: Client) -> bytes:  # noqa: ARG002
+            request = parse_as(reflection_pb2.ServerReflectionRequest, data)
+            (reply,) = self._answers.ServerReflectionInfo(iter((request,)), None)
+            answer: bytes = reply.SerializeToString()
+            return answer
+
+    service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    register(server, Reflection(), service, reception)
+    # The same messages under the name that clients ask for first since 2023.
+    register(server, Reflection(), service, reception, name=REFLECTION)

@@ -1,0 +1,1 @@
+"""Servicers of the protocol's services: convert, call the core, convert."""

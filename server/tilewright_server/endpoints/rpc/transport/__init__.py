@@ -1,0 +1,1 @@
+"""Calls of gRPC on their way: events, intake, threads that serve them, status, books."""

@@ -1,0 +1,134 @@
+"""Books of gRPC calls: how many, with which end, how long they took; and the log's lines on those worth one."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tilewright_kit.types.errors import TilewrightError
+from tilewright_server.endpoints.rpc.access.roles import is_audited
+from tilewright_server.endpoints.rpc.transport.status import status_of
+from tilewright_server.engine.client import Client
+from tilewright_server.engine.histogram import Histogram
+
+__all__ = ["AUDIT_LOGGER", "REQUEST_ID", "Refusal", "Traffic"]
+
+log = logging.getLogger("tilewright.calls")
+AUDIT_LOGGER = "tilewright.audit"
+audit = logging.getLogger(AUDIT_LOGGER)
+audit.propagate = False
+audit.setLevel(logging.CRITICAL)
+
+REQUEST_ID = "x-request-id"
+"""Metadata by which a client names its call in the server's log."""
+MAX_ID = 64
+DENIED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that ended a call, without the error: its traceback would keep the messages that the call had."""
+
+    code: str
+    field: str
+    rule: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: TilewrightError) -> Refusal:
+        return cls(status_of(error).name, str(error.field), error.rule, error.reason)
+
+
+class Traffic:
+    """Thread-safe; nothing that it does waits."""
+
+    def __init__(self, slow_s: float = 0) -> None:
+        """Calls that take longer than ``slow_s`` seconds are logged; 0: none is."""
+        self.slow_s = slow_s
+        self._calls: dict[tuple[str, str], int] = {}
+        self._times: dict[str, Histogram] = {}
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+
+    def calls(self) -> dict[tuple[str, str], int]:
+        """Calls that have ended, by method and status code."""
+        with self._lock:
+            return dict(self._calls)
+
+    def times(self) -> dict[str, Histogram]:
+        """Times of calls that were answered with one message, by method."""
+        with self._lock:
+            return {method: item.copy() for method, item in self._times.items()}
+
+    def begun(self, method: str, client: Client, named: Callable[[], str]) -> None:
+        """Note in the audit log a call that lasts."""
+        if audit.isEnabledFor(logging.INFO):
+            self._audit(method, "OK", client, None, named)
+
+    def ended(
+        self,
+        method: str,
+        ns: int | None,
+        client: Client,
+        refusal: Refusal | None,
+        named: Callable[[], str],
+    ) -> None:
+        """Count a call that took ``ns`` nanoseconds; None for one that lasts as long as its client wants.
+
+        ``named`` returns the id that the client gave it, for the log.
+        """
+        code = "OK" if refusal is None else refusal.code
+        with self._lock:
+            self._calls[method, code] = self._calls.get((method, code), 0) + 1
+            if ns is not None:
+                times = self._times.get(method)
+                if times is None:
+                    times = self._times[method] = Histogram()
+                times.observe(ns)
+        if audit.isEnabledFor(logging.INFO) and (code in DENIED or is_audited(method)):
+            self._audit(method, code, client, refusal, named)
+        slow = self.slow_s and ns is not None and ns > self.slow_s * 1e9
+        if refusal is not None or slow or log.isEnabledFor(logging.DEBUG):
+            self._log(method, code, ns, client, refusal, named, slow=bool(slow))
+
+    def _audit(self, method: str, code: str, client: Client, refusal: Refusal | None, named: Callable[[], str]) -> None:
+        fields = {"principal": client.principal, "process": client.process, "result": code}
+        if given := _printable(named()):
+            fields["request"] = given
+        if refusal is not None:
+            fields |= {"rule": refusal.rule, "field": refusal.field}
+        audit.info("%s", method, extra={"fields": fields})
+
+    def _log(
+        self,
+        method: str,
+        code: str,
+        ns: int | None,
+        client: Client,
+        refusal: Refusal | None,
+        named: Callable[[], str],
+        *,
+        slow: bool,
+    ) -> None:
+        fields: dict[str, object] = {
+            "method": method,
+            "code": code,
+            "client": f"{client.principal}/{client.process}",
+            "request": _printable(named()) or f"#{next(self._numbers)}",
+        }
+        if ns is not None:
+            fields["ms"] = round(ns / 1e6, 3)
+        if refusal is not None:
+            fields |= {"field": refusal.field, "rule": refusal.rule}
+            log.info("refused: %s", refusal.reason, extra={"fields": fields})
+        elif slow:
+            log.warning("slow call", extra={"fields": fields})
+        else:
+            log.debug("call", extra={"fields": fields})
+
+
+def _printable(text: str) -> str:
+    return "".join(letter for letter in text[:MAX_ID] if letter.isprintable())

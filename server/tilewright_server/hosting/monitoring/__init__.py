@@ -1,0 +1,1 @@
+"""The HTTP listener of metrics and probes, and its pages."""

@@ -1,0 +1,35 @@
+"""Pages of the HTTP listener: metrics, and the probes of a kubelet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tilewright_server.endpoints.readiness import Readiness
+from tilewright_server.endpoints.rpc.server import RpcServer
+from tilewright_server.hosting.monitoring.http import HttpListener, Page
+from tilewright_server.hosting.monitoring.metrics import Metrics
+from tilewright_server.service import Service
+
+__all__ = ["http_listener"]
+
+
+def http_listener(
+    address: str, service: Service, rpc: RpcServer, readiness: Readiness, silent: Callable[[], bool]
+) -> HttpListener:
+    """The listener of ``address``; ``silent`` says that gRPC does not answer.
+
+    Raises what ``HttpListener`` and ``Metrics`` do.
+    """
+    metrics = Metrics(service, rpc.traffic.calls, rpc.traffic.times, rpc.waiting, lambda: not readiness.reason)
+
+    def counted() -> Page:
+        return Page(200, metrics.page(), metrics.content_type)
+
+    def alive() -> Page:
+        return Page(503, b"gRPC does not answer\n") if silent() else Page(200, b"ok\n")
+
+    def ready() -> Page:
+        reason = readiness.reason
+        return Page(503, f"{reason}\n".encode()) if reason else Page(200, b"ok\n")
+
+    return HttpListener(address, {"/metrics": counted, "/healthz": alive, "/readyz": ready})

@@ -1,0 +1,1 @@
+"""Operands of executions: bound to the memory that they name, staged, or kept bound."""
