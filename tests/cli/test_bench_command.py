@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.console.exits import Exit
 
 PLANTED = Path(__file__).parents[1] / "server" / "tuning"
 QUICK = ("--device", "cpu:0", "--repeat", "4", "--warmup", "1", "--finalists", "2")

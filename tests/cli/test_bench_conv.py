@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.console.exits import Exit
 
 QUICK = ("--device", "cpu:0", "--repeat", "2", "--warmup", "1", "--finalists", "0", "--limit", "1")
 WAYS = "fwd,bwd_data,bwd_weight"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.entry import run
-from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.private_server import PrivateServer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tilewright_tools.cli.machine import self_test
+from tilewright_tools.cli.machine.self_test import Outcome
 from tilewright_tools.cli.problems.checks import Check
-from tilewright_tools.cli.service import self_test
-from tilewright_tools.cli.service.self_test import Outcome
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 import tilewright as tw
 from tilewright_proto.v1.kernels_pb2 import StatisticsReply
+from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.entry import run
-from tilewright_tools.cli.exits import Exit
 from tilewright_tools.cli.private_server import PrivateServer
 from tilewright_tools.cli.service.top import rows_between
 

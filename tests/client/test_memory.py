@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilewright as tw
-from tilewright.dispatch.operands import address_of
+from tilewright.dispatch.operands.operands import address_of
 from tilewright.session import regions
 from tilewright.session.available_memory import available
 from tilewright.session.free_ranges import GRAIN, FreeList

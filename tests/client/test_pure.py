@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tilewright import errors
-from tilewright.dispatch.operands import attributes_to_wire
+from tilewright.dispatch.operands.operands import attributes_to_wire
 from tilewright.operations import gemm
 from tilewright.session import settings
 from tilewright.transport import messages as wire

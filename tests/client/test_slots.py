@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tilewright as tw
-from tilewright.dispatch.slots import Slot
+from tilewright.dispatch.operands.slots import Slot
 from tilewright.types.spec import Spec
 
 

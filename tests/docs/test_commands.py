@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from tilewright_tools.cli.app import app
-from tilewright_tools.cli.exits import Exit
+from tilewright_tools.cli.console.exits import Exit
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "command-line.md").read_text("utf-8")

@@ -16,8 +16,8 @@ import grpc.aio
 from tilewright.aio.connection import Connection
 from tilewright.aio.kv_cache import KVCache
 from tilewright.aio.plan import Pipeline, Plan
-from tilewright.dispatch import plan as plans
 from tilewright.dispatch import run as dispatch
+from tilewright.dispatch.plans import plan as plans
 from tilewright.errors import UnavailableError
 from tilewright.operations import conv as _conv
 from tilewright.operations import gemm as _gemm

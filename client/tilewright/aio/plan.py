@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 
 from tilewright.aio.connection import Connection, FlowRunner
-from tilewright.dispatch.batch import Batcher, not_sent
-from tilewright.dispatch.bound import BoundState, run_many
-from tilewright.dispatch.description import PlanBase
-from tilewright.dispatch.pipeline import LaunchBase, PipelineState
-from tilewright.dispatch.plan import PlanState
+from tilewright.dispatch.operands.batch import Batcher, not_sent
+from tilewright.dispatch.plans.bound import BoundState, run_many
+from tilewright.dispatch.plans.description import PlanBase
+from tilewright.dispatch.plans.pipeline import LaunchBase, PipelineState
+from tilewright.dispatch.plans.plan import PlanState
 from tilewright.errors import CancelledError, TilewrightError, UnavailableError
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.grpc import call_failed

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.dispatch.operands import attributes_to_wire
-from tilewright.dispatch.plan import PlanState, prepare
-from tilewright.dispatch.request import (
+from tilewright.dispatch.operands.operands import attributes_to_wire
+from tilewright.dispatch.operands.request import (
     BuildPolicy,
     as_operand,
     check_choice,
@@ -24,6 +23,7 @@ from tilewright.dispatch.request import (
     selection,
     spec_of,
 )
+from tilewright.dispatch.plans.plan import PlanState, prepare
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.session.state import Core, Session, check_timeout
 from tilewright.tensor.export import device_for

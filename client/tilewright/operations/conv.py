@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from tilewright.dispatch.request import spec_of
+from tilewright.dispatch.operands.request import spec_of
 from tilewright.errors import InvalidArgumentError, TilewrightError
 from tilewright.operations.call import CHOICE, Asked, Choice, choice_of, planning, running
 from tilewright.operations.epilogue import addends, elementwise, scale_operand

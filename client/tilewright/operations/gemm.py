@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright.dispatch.request import BuildPolicy
+from tilewright.dispatch.operands.request import BuildPolicy
 from tilewright.dispatch.run import run
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.dispatch.request import config_text
+from tilewright.dispatch.operands.request import config_text
 from tilewright.errors import InvalidArgumentError, TilewrightError, Violation, from_detail, violation
 from tilewright.session.state import Core, check_timeout
 from tilewright.transport import rpc

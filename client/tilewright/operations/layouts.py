@@ -6,7 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from tilewright.dispatch.request import spec_of
+from tilewright.dispatch.operands.request import spec_of
 from tilewright.tensor.interop import recognise
 from tilewright.tensor.resident import ResidentTensor
 from tilewright.types.spec import Spec, as_array, contiguous_strides

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.in_place import BoundInPlace, InPlace
-from tilewright.dispatch.slots import Slot
+from tilewright.dispatch.bindings.in_place import BoundInPlace, InPlace
+from tilewright.dispatch.operands.slots import Slot
 from tilewright.errors import InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright.launch.library import Library, load_library
 from tilewright.launch.opened import OpenedPlan

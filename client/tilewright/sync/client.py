@@ -17,8 +17,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
-from tilewright.dispatch import plan as plans
 from tilewright.dispatch import run as dispatch
+from tilewright.dispatch.plans import plan as plans
 from tilewright.operations import conv as _conv
 from tilewright.operations import gemm as _gemm
 from tilewright.operations import kernels as catalog

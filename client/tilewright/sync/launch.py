@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.dispatch.pipeline import LaunchBase
+from tilewright.dispatch.plans.pipeline import LaunchBase
 
 __all__ = ["Launch"]
 

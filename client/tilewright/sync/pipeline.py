@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-from tilewright.dispatch.pipeline import PipelineState
+from tilewright.dispatch.plans.pipeline import PipelineState
 from tilewright.errors import InvalidArgumentError, TilewrightError
 from tilewright.sync.connection import FlowRunner
 from tilewright.sync.plan import Bound

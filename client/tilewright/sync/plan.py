@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
-from tilewright.dispatch.batch import Batcher, not_sent
-from tilewright.dispatch.bound import BoundState, run_many
-from tilewright.dispatch.description import PlanBase
-from tilewright.dispatch.plan import PlanState
+from tilewright.dispatch.operands.batch import Batcher, not_sent
+from tilewright.dispatch.plans.bound import BoundState, run_many
+from tilewright.dispatch.plans.description import PlanBase
+from tilewright.dispatch.plans.plan import PlanState
 from tilewright.errors import NotFoundError, TilewrightError, UnavailableError
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.grpc import call_failed

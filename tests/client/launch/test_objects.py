@@ -119,7 +119,7 @@ FETCHING = """
 import sys
 import numpy as np
 import tilewright as tw
-from tilewright.dispatch.in_place import opened_plan
+from tilewright.dispatch.bindings.in_place import opened_plan
 from tilewright.launch.library import load_library
 from tilewright.transport import rpc
 from tilewright.transport.rpc import Rpc

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from producers import torch_like
 
-from tilewright.dispatch import direct
-from tilewright.dispatch.slots import Slot
+from tilewright.dispatch.operands.slots import Slot
+from tilewright.dispatch.plans import direct
 from tilewright.tensor.interop import recognise
 from tilewright.transport.rpc import MISSED
 from tilewright.types.report import Report

@@ -27,7 +27,7 @@ from tilewright_server.devices.cuda.driver.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.cuda.provider import CudaProvider
 from tilewright_server.devices.gpu import discovery
 from tilewright_server.devices.gpu import provider as gpu_provider
-from tilewright_tools.cli.service import doctor
+from tilewright_tools.cli.machine import doctor
 
 H200: dict[str, Any] = {
     "ordinal": 0,

@@ -23,7 +23,7 @@ from tilewright_server.devices.hip.driver.driver import MIN_DRIVER, Driver, load
 from tilewright_server.devices.hip.driver.errors import LOST, RESULTS, UNUSABLE
 from tilewright_server.devices.hip.identity import describe_pci, describe_uuid
 from tilewright_server.devices.hip.provider import HipProvider
-from tilewright_tools.cli.service import doctor
+from tilewright_tools.cli.machine import doctor
 
 MI300X: dict[str, Any] = {
     "ordinal": 0,

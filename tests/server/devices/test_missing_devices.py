@@ -19,7 +19,7 @@ from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip import discovery as hip_discovery
 from tilewright_server.devices.hip import provider as hip
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_tools.cli.service import doctor
+from tilewright_tools.cli.machine import doctor
 
 KINDS = {"hip": (hip, hip_discovery, hip.HipProvider), "cuda": (cuda, cuda_discovery, cuda.CudaProvider)}
 VEGA = {"ordinal": 0, "name": "Radeon VII", "gcn_arch_name": "gfx906:sramecc+:xnack-"}

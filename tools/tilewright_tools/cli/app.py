@@ -5,12 +5,13 @@ from __future__ import annotations
 import typer
 
 from tilewright_tools.cli.bundles import bundle
+from tilewright_tools.cli.console.exits import EXIT_CODES_HELP
+from tilewright_tools.cli.console.output import examples
 from tilewright_tools.cli.demo import demo
-from tilewright_tools.cli.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.kernels import kernels
-from tilewright_tools.cli.output import examples
+from tilewright_tools.cli.machine import arch, cache, doctor, plugins
 from tilewright_tools.cli.problems.operations import bench_app, run_app
-from tilewright_tools.cli.service import arch, cache, doctor, health, perf, plugins, serve, stop, top
+from tilewright_tools.cli.service import health, perf, serve, stop, top
 
 __all__ = ["app"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tilewright_tools.cli.exits import Exit, exit_for
-from tilewright_tools.cli.output import note, print_error
+from tilewright_tools.cli.console.exits import Exit, exit_for
+from tilewright_tools.cli.console.output import note, print_error
 
 __all__ = ["run"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import UnavailableError
-from tilewright_tools.cli.output import working
+from tilewright_tools.cli.console.output import working
 
 if TYPE_CHECKING:
     import tilewright

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.request import spec_of
+from tilewright.dispatch.operands.request import spec_of
 from tilewright.errors import InvalidArgumentError
 from tilewright.operations.epilogue import scale_operand
 from tilewright.tensor.interop import DeviceTensor, recognise

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.plan import PlanState, prepare, result_of
-from tilewright.dispatch.request import spec_of
+from tilewright.dispatch.operands.request import spec_of
+from tilewright.dispatch.plans.plan import PlanState, prepare, result_of
 from tilewright.errors import InvalidArgumentError
 from tilewright.operations.attention.attributes import indices, window_words
 from tilewright.operations.attention.kv_pages import INT, CacheState

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.plan import PlanState
+from tilewright.dispatch.plans.plan import PlanState
 from tilewright.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from tilewright.session.state import Core
 from tilewright.tensor.resident import BufferState, ResidentTensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tilewright.dispatch.request import spec_of
+from tilewright.dispatch.operands.request import spec_of
 from tilewright.operations.attention.attributes import (
     bias_operand,
     block_words,

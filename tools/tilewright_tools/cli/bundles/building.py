@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright_kit.commands.parameters import Parameter
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import AsJson, command_of, parameters_of, taken
-from tilewright_tools.cli.output import examples, note, print_json, progress
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.options import AsJson, command_of, parameters_of, taken
+from tilewright_tools.cli.console.output import examples, note, print_json, progress
 from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:

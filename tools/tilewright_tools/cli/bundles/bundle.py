@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from tilewright_tools.cli.bundles import building, running
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.groups import lazy_group
-from tilewright_tools.cli.output import examples, note, out, print_json, table
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.groups import lazy_group
+from tilewright_tools.cli.console.output import examples, note, out, print_json, table
 
 if TYPE_CHECKING:
     from tilewright_kit.contract.bundle import BundleIndex
@@ -73,7 +73,7 @@ def _record(index: BundleIndex) -> dict[str, object]:
 def verify(file: Path = _FILE) -> None:
     """Read all of a bundle and check every digest; exit code 1 if it is damaged."""
     import tilewright
-    from tilewright_tools.cli.output import print_error
+    from tilewright_tools.cli.console.output import print_error
 
     try:
         with tilewright.load_bundle(file) as bundle:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import AsJson
-from tilewright_tools.cli.output import examples, note, print_json, table
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.options import AsJson
+from tilewright_tools.cli.console.output import examples, note, print_json, table
 from tilewright_tools.cli.problems.checks import Check, check
 from tilewright_tools.cli.problems.running import poison
 

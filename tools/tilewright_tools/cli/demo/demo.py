@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import FullNames
-from tilewright_tools.cli.output import examples, note, out, print_json, progress, table
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.options import FullNames
+from tilewright_tools.cli.console.output import examples, note, out, print_json, progress, table
 from tilewright_tools.cli.problems.checks import Check, check_outputs
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def demo(
     Operands and results lie in shared memory; each result is compared with float64 NumPy, each time with NumPy's own
     float32 products. Exit code 1 if a result is off.
     """
+    from tilewright_tools.cli.machine.settings import rerun_with_numpy_at_its_best
     from tilewright_tools.cli.private_server import PrivateServer, connected
-    from tilewright_tools.cli.service.settings import rerun_with_numpy_at_its_best
 
     again = ["demo", "--size", str(size), *(part for name in dtype for part in ("--dtype", name))]
     again += [*(["--device", device] if device else []), *(["--target", target] if target else [])]

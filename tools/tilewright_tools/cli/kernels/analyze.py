@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewright_tools.cli.output import examples, note, out, print_json, table
+from tilewright_tools.cli.console.output import examples, note, out, print_json, table
 from tilewright_tools.cli.problems.loading import load_operation
 
 if TYPE_CHECKING:

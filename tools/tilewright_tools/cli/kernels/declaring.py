@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import FullNames
-from tilewright_tools.cli.output import examples, note, out, print_error, print_json, progress, table, violation_line
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.options import FullNames
+from tilewright_tools.cli.console.output import (
+    examples,
+    note,
+    out,
+    print_error,
+    print_json,
+    progress,
+    table,
+    violation_line,
+)
 from tilewright_tools.cli.problems.config_file import configuration, configurations
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import AsJson, command_of, parameters_of, taken
-from tilewright_tools.cli.output import examples, note, out, print_json, progress, working
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.options import AsJson, command_of, parameters_of, taken
+from tilewright_tools.cli.console.output import examples, note, out, print_json, progress, working
 from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:

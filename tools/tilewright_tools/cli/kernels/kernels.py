@@ -10,11 +10,10 @@ from typing import Any
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.groups import lazy_group, with_lists
-from tilewright_tools.cli.kernels import analyze, declaring, generate
-from tilewright_tools.cli.options import FullNames
-from tilewright_tools.cli.output import (
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.groups import lazy_group, with_lists
+from tilewright_tools.cli.console.options import FullNames
+from tilewright_tools.cli.console.output import (
     examples,
     note,
     out,
@@ -23,6 +22,7 @@ from tilewright_tools.cli.output import (
     progress,
     table,
 )
+from tilewright_tools.cli.kernels import analyze, declaring, generate
 from tilewright_tools.cli.problems.config_file import configuration
 from tilewright_tools.cli.problems.loading import default_operation
 from tilewright_tools.cli.problems.operations import explain_app

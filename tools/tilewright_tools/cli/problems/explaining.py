@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
-from tilewright_tools.cli.options import AsJson, Device, FullNames, Target, command_of, parameters_of, taken
-from tilewright_tools.cli.output import print_explanation, print_json, working
+from tilewright_tools.cli.console.options import AsJson, Device, FullNames, Target, command_of, parameters_of, taken
+from tilewright_tools.cli.console.output import print_explanation, print_json, working
 from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import typer
 
 from tilewright_kit.commands.problem_command import ProblemCommand
-from tilewright_tools.cli.groups import lazy_group
-from tilewright_tools.cli.output import examples
+from tilewright_tools.cli.console.groups import lazy_group
+from tilewright_tools.cli.console.output import examples
 from tilewright_tools.cli.problems.explaining import explain_command
 from tilewright_tools.cli.problems.running import run_command
 from tilewright_tools.cli.problems.sweeping import bench_command

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
-from tilewright_tools.cli.exits import Exit, exit_for
-from tilewright_tools.cli.options import AsJson, Device, Target, command_of, parameters_of, taken
-from tilewright_tools.cli.output import kernel_text, note, print_error, print_json, table, working
+from tilewright_tools.cli.console.exits import Exit, exit_for
+from tilewright_tools.cli.console.options import AsJson, Device, Target, command_of, parameters_of, taken
+from tilewright_tools.cli.console.output import kernel_text, note, print_error, print_json, table, working
 from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:

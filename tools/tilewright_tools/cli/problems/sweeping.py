@@ -12,9 +12,9 @@ import typer
 
 from tilewright_kit.commands.parameters import Parameter, option
 from tilewright_kit.commands.problem_command import ProblemCommand
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.options import AsJson, FullNames, command_of, parameters_of, taken
-from tilewright_tools.cli.output import note, print_json, progress, table
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.options import AsJson, FullNames, command_of, parameters_of, taken
+from tilewright_tools.cli.console.output import note, print_json, progress, table
 from tilewright_tools.cli.problems.parameters import check_words, signature_of
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Commands around a server: serve, doctor, cache, settings, plugins, archs, measurements."""
+"""Commands around a running server: serve, stop, health, live counters, measurements."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tilewright_tools.cli.options import FullNames
-from tilewright_tools.cli.output import examples, note, print_json, table
+from tilewright_tools.cli.console.options import FullNames
+from tilewright_tools.cli.console.output import examples, note, print_json, table
 
 if TYPE_CHECKING:
     from tilewright_kit.selection.measurements import Measurement

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from tilewright_server.settings import TABLE, Setting
-from tilewright_tools.cli.output import examples
+from tilewright_tools.cli.console.output import examples
 
 __all__ = ["EPILOG", "serve"]
 

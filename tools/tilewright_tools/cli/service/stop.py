@@ -10,7 +10,7 @@ import time
 
 import typer
 
-from tilewright_tools.cli.output import examples, note, working
+from tilewright_tools.cli.console.output import examples, note, working
 
 __all__ = ["EPILOG", "stop"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from tilewright_tools.cli.output import examples, out, print_json, table
+from tilewright_tools.cli.console.output import examples, out, print_json, table
 from tilewright_tools.cli.service.counters import server_statistics
 
 __all__ = ["TOP_EPILOG", "Row", "rows_between", "top"]

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tilewright.dispatch.binding import Binding
+from tilewright.dispatch.bindings.binding import Binding
 from tilewright.session.state import Session
 from tilewright.tensor.device_array import by_library
 from tilewright.tensor.export import Exported
 from tilewright.tensor.interop import DeviceTensor, recognise, recognise_output
 
 if TYPE_CHECKING:
-    from tilewright.dispatch.slots import Slot
+    from tilewright.dispatch.operands.slots import Slot
 
 __all__ = ["Recalled", "Recalls"]
 

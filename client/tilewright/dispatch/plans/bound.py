@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.dispatch.binding import Binding, Go, Launched, bind, can_bind, launcher, watched
-from tilewright.dispatch.fast_path import launch_report
-from tilewright.dispatch.in_place import BoundInPlace
-from tilewright.dispatch.plan import PlanState, report_of, result_of
-from tilewright.dispatch.request import held
-from tilewright.dispatch.slots import Loaded, single
+from tilewright.dispatch.bindings.binding import Binding, Go, Launched, bind, can_bind, launcher, watched
+from tilewright.dispatch.bindings.fast_path import launch_report
+from tilewright.dispatch.bindings.in_place import BoundInPlace
+from tilewright.dispatch.operands.request import held
+from tilewright.dispatch.operands.slots import Loaded, single
+from tilewright.dispatch.plans.plan import PlanState, report_of, result_of
 from tilewright.errors import (
     UNFINISHED,
     InvalidArgumentError,

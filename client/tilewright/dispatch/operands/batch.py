@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Generic, TypeVar
 
-from tilewright.dispatch.operands import take_inline
-from tilewright.dispatch.slots import Loaded, single
+from tilewright.dispatch.operands.operands import take_inline
+from tilewright.dispatch.operands.slots import Loaded, single
 from tilewright.errors import (
     InternalError,
     TilewrightError,

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilewright.dispatch.binding import Binding, Launched, bind, can_bind, launcher, watched
-from tilewright.dispatch.remembered import Recalls
+from tilewright.dispatch.bindings.binding import Binding, Launched, bind, can_bind, launcher, watched
+from tilewright.dispatch.bindings.remembered import Recalls
 from tilewright.errors import NotFoundError, UnavailableError
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor
@@ -20,7 +20,7 @@ from tilewright.transport.rpc import Flow
 from tilewright.types.report import Report, Timing
 
 if TYPE_CHECKING:
-    from tilewright.dispatch.slots import Loaded
+    from tilewright.dispatch.operands.slots import Loaded
 
 __all__ = ["ShortWay", "launch_report"]
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from tilewright.dispatch.binding import Launched
-from tilewright.dispatch.fast_path import launch_report
-from tilewright.dispatch.in_place import BoundInPlace, InPlace, opened_plan
-from tilewright.dispatch.slots import Slot
+from tilewright.dispatch.bindings.binding import Launched
+from tilewright.dispatch.bindings.fast_path import launch_report
+from tilewright.dispatch.bindings.in_place import BoundInPlace, InPlace, opened_plan
+from tilewright.dispatch.operands.slots import Slot
 from tilewright.errors import (
     CancelledError,
     DeadlineError,

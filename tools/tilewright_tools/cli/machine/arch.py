@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tilewright_tools.cli.output import examples, print_json, table
+from tilewright_tools.cli.console.output import examples, print_json, table
 
 __all__ = ["app"]
 

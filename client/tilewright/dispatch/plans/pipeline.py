@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from tilewright.dispatch.binding import Binding, Launched, launch_stream
+from tilewright.dispatch.bindings.binding import Binding, Launched, launch_stream
 from tilewright.errors import InvalidArgumentError, TilewrightError, UnavailableError
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.state import Core
@@ -15,7 +15,7 @@ from tilewright.transport.frames import HEADER, MAX_LAUNCHES
 from tilewright.transport.launch_connections import Lane, StreamLane
 
 if TYPE_CHECKING:
-    from tilewright.dispatch.bound import BoundState
+    from tilewright.dispatch.plans.bound import BoundState
 
 __all__ = ["LaunchBase", "PipelineState"]
 

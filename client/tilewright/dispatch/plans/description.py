@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.dispatch.plan import PlanState
+from tilewright.dispatch.plans.plan import PlanState
 from tilewright.types.report import Report
 from tilewright.types.spec import Spec
 

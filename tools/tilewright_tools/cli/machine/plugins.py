@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.output import examples, note, print_json, table
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.output import examples, note, print_json, table
 
 __all__ = ["EPILOG", "plugins"]
 

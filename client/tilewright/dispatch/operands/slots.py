@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.dispatch.operands import (
+from tilewright.dispatch.operands.operands import (
     Cargo,
     check_output,
     locate,

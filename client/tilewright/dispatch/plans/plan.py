@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.binding import Launched
-from tilewright.dispatch.fast_path import ShortWay
-from tilewright.dispatch.operands import Cargo, attributes_to_wire, collect
-from tilewright.dispatch.placed import PlacedPlan, placement_of
-from tilewright.dispatch.request import (
+from tilewright.dispatch.bindings.binding import Launched
+from tilewright.dispatch.bindings.fast_path import ShortWay
+from tilewright.dispatch.bindings.placed import PlacedPlan, placement_of
+from tilewright.dispatch.operands.operands import Cargo, attributes_to_wire, collect
+from tilewright.dispatch.operands.request import (
     BuildPolicy,
     config_text,
     held,
@@ -25,7 +25,7 @@ from tilewright.dispatch.request import (
     selection,
     spec_of,
 )
-from tilewright.dispatch.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
+from tilewright.dispatch.operands.slots import Loaded, Slot, known, place_slot_input, place_slot_output, single
 from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
 from tilewright.launch.library import load_library
 from tilewright.session.state import Core, Session, check_timeout

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tilewright.dispatch.fast_path import launch_report
-from tilewright.dispatch.in_place import InPlace
-from tilewright.dispatch.plan import PlanState
-from tilewright.dispatch.slots import Slot
+from tilewright.dispatch.bindings.fast_path import launch_report
+from tilewright.dispatch.bindings.in_place import InPlace
+from tilewright.dispatch.operands.slots import Slot
+from tilewright.dispatch.plans.plan import PlanState
 from tilewright.gpu.streams import current_stream
 from tilewright.session.state import Core
 from tilewright.tensor.device_array import maker

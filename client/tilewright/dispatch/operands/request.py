@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tilewright.dispatch.operands import Cargo
+from tilewright.dispatch.operands.operands import Cargo
 from tilewright.errors import InvalidArgumentError, TilewrightError, is_unfinished
 from tilewright.session.state import Core, Session
 from tilewright.tensor.interop import DeviceTensor, recognise

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import typer
 
-from tilewright_tools.cli.exits import Exit
-from tilewright_tools.cli.output import examples, note, out, print_json
+from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.console.output import examples, note, out, print_json
 
 __all__ = ["EPILOG", "Finding", "doctor", "examine"]
 
@@ -87,9 +87,9 @@ def _test(findings: list[Finding], target: str, device: str, report: Path, secon
     import time
     from contextlib import ExitStack
 
-    from tilewright_tools.cli.output import table
+    from tilewright_tools.cli.console.output import table
+    from tilewright_tools.cli.machine.self_test import self_test
     from tilewright_tools.cli.private_server import PrivateServer, connected
-    from tilewright_tools.cli.service.self_test import self_test
 
     with ExitStack() as stack:
         server = None
@@ -264,7 +264,7 @@ def _disassembler() -> Iterator[Finding]:
 
 def _cache() -> Iterator[Finding]:
     from tilewright_server.build.cache import maintenance
-    from tilewright_tools.cli.service.cache import open_cache, size_text
+    from tilewright_tools.cli.machine.cache import open_cache, size_text
 
     cache = open_cache(None)
     entries = maintenance.list_entries(cache)

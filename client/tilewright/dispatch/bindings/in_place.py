@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dispatch.binding import Launched, launch_stream, leader
-from tilewright.dispatch.operands import check_output
-from tilewright.dispatch.slots import Slot, single
+from tilewright.dispatch.bindings.binding import Launched, launch_stream, leader
+from tilewright.dispatch.operands.operands import check_output
+from tilewright.dispatch.operands.slots import Slot, single
 from tilewright.errors import InternalError, TilewrightError, UnsupportedError, from_detail
 from tilewright.gpu.driver import GpuDriver
 from tilewright.gpu.registry import driver_of

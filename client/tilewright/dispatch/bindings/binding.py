@@ -17,7 +17,7 @@ from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright_proto.v1 import dispatch_pb2
 
 if TYPE_CHECKING:
-    from tilewright.dispatch.slots import Loaded
+    from tilewright.dispatch.operands.slots import Loaded
 
 __all__ = ["Binding", "Go", "Launched", "bind", "can_bind", "launch_stream", "launcher", "leader", "watched"]
 

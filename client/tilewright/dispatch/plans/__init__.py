@@ -1,0 +1,1 @@
+"""Plans: prepared, run, bound, launched directly, and kept under way in pipelines."""

@@ -1,0 +1,1 @@
+"""Parts of every command: options, groups, output and exit codes."""
