@@ -24,8 +24,9 @@ CALLS = 50_000
 """Of functions, for a plan that is new: that many take five milliseconds."""
 
 
-def problem(m: int, n: int, k: int, dtype: str = "fp32") -> GemmProblem:
-    inputs = {"a": TensorDesc.of(dtype, (m, k)), "b": TensorDesc.of(dtype, (k, n), (1, k))}
+def problem(m: int, n: int, k: int, dtype: str = "fp32", letter: str = "c") -> GemmProblem:
+    strides = (1, k) if letter == "c" else (n, 1)
+    inputs = {"a": TensorDesc.of(dtype, (m, k)), "b": TensorDesc.of(dtype, (k, n), strides)}
     return GEMM.parse(OperationRequest("gemm", inputs))
 
 
@@ -56,13 +57,15 @@ def test_more_work_never_takes_less_time(arch: ArchSpec, axis: int) -> None:
 
 
 def test_skinny_products_stream_and_square_ones_are_blocked(device: DeviceInfo) -> None:
-    def pick(m: int, n: int, k: int) -> str:
-        config = Selector().select(GEMM, problem(m, n, k), device).config
+    def pick(m: int, n: int, k: int, letter: str = "c") -> str:
+        config = Selector().select(GEMM, problem(m, n, k, letter=letter), device).config
         return str(config.pipeline)  # type: ignore[attr-defined]
 
     assert pick(1, 4096, 4096) == "mem"
     assert pick(4096, 1, 4096) == "mem"
     assert pick(8, 2048, 2048) == "mem"
+    assert pick(4, 2048, 2048, "r") == "mem"
+    assert pick(2, 4096, 4096, "r") == "mem"
     assert pick(1024, 1024, 1024) == "compv3"
     assert pick(64, 64, 64) == "compv1"
 

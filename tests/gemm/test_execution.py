@@ -119,6 +119,25 @@ def test_the_kernel_that_the_cost_model_picks_is_right(
     check(runner, device, OperationRequest("gemm", {"a": matrix(dtype, m, k, "r"), "b": matrix(dtype, k, n, "c")}))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "fp16", "fp8"])
+@pytest.mark.some(8)
+def test_few_rows_and_few_columns_are_streamed_right(
+    runner: Runner, device: DeviceInfo, dtype: str, layout: str
+) -> None:
+    # One kernel computes one, few, all and more rows than are held at a time; widths leave every kind of rest.
+    stream = None
+    for m, n, k in [(1, 619, 77), (2, 64, 33), (3, 83, 150), (4, 121, 1), (8, 1045, 66), (13, 57, 131)]:
+        for rows, columns in ((m, n), (n, m)):
+            inputs = {"a": matrix(dtype, rows, k, layout[0], 3), "b": matrix(dtype, k, columns, layout[1], 5)}
+            request = OperationRequest("gemm", inputs)
+            found = [item for item in GEMM.candidates(GEMM.parse(request), device) if item.pipeline == "mem"]
+            tall = [item for item in found if (item.tile[0] > item.tile[1]) == (rows > columns)]
+            stream = tall[-1]
+            check(runner, device, request, stream, seed=m)
+    assert stream is not None
+
+
 def test_every_candidate_of_a_problem_is_right(runner: Runner, device: DeviceInfo) -> None:
     request = OperationRequest("gemm", {"a": matrix("fp32", 31, 90, "r"), "b": matrix("fp32", 90, 70, "r")})
     candidates = GEMM.candidates(GEMM.parse(request), device)

@@ -34,6 +34,12 @@ _STREAM_CHUNK = 512
 _DECODE_CYCLES = 3.0
 _CHUNK_SECONDS = 4.0e-7
 """Streaming pipeline: results that a call accumulates, cycles to widen a vector, seconds to begin and end a call."""
+_LINE_BYTES = 64
+_LINE_SECONDS = 1.5e-8
+_LINES_OF_NEAR = 32
+"""A B that is read in place by strips of columns: seconds for a line that misses caches and address translation, which
+all do that lie in that many times the second-level cache.
+"""
 
 
 def predict_cpu(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
@@ -96,9 +102,12 @@ def _in_place(
     in_place_b = config.layout[1] == "r" and sizes[1] == 4
     in_place_a = config.layout[0] == "r" and sizes[0] * depth == 4
     packed = (0 if in_place_b else n * groups) + (m % mr if in_place_a else m) * groups
-    strides = 0.15 if in_place_b and n > 4 * nr else 0.0  # rows of B far apart miss the nearer caches
+    strides = 0.06 if in_place_b and n > 4 * nr else 0.0  # rows of B far apart miss the nearest cache
+    lines = n * k * sizes[1] / _LINE_BYTES if in_place_b and n > nr else 0.0
+    missing = min(n * k * sizes[1] / (_LINES_OF_NEAR * max(device.arch.caches.l2_bytes, 1)), 1.0)
     parts = {
         "compute": compute * (1.0 + strides),
+        "fetch": lines * missing * _LINE_SECONDS,
         "tiles": tiles * TILE_SECONDS,
         "packing": packed * PACK_SECONDS_PER_GROUP + (m * k * sizes[0] + n * k * sizes[1]) / CACHE_BANDWIDTH,
     }
@@ -116,7 +125,7 @@ def _streaming(
     rows = small if small % _STREAM_ROWS == 0 else padded(small, 4) if small > 1 else 1
     along_k = (config.layout[1] == "c") if n >= m else (config.layout[0] == "r")
     depth = config.warp_tile[2]
-    speed = rate(config, device) * (0.5 if along_k else 0.55) * config.waves
+    speed = rate(config, device) * (0.7 if along_k else 0.65) * config.waves
     # Values that do not lie as groups of 32 bits are widened or interleaved first.
     ready = big_bytes * depth == 4 and (along_k or depth == 1)
     vectors = big * -(-k // depth) * passes / lanes(device.arch)

@@ -12,79 +12,135 @@ template <class E, class Dot>
 struct Streaming {
   using V = typename Dot::accumulator;
   using Accumulator = typename Dot::scalar;
+  // Rows of Y whose sums are in registers at a time, with three vectors of each: 12 of 16 registers, or 24 of 32.
+  static constexpr int kHeld = kLanes >= 16 ? 8 : 4;
 
   // Unsigned bytes stand first in DotI8, so it is X that gets the offset there, and Y whose sums undo it.
   TW_INLINE static u32v offset(u32v x) { return Dot::offset_a ? x ^ 0x80808080u : x; }
 
-  // k contiguous in X: dot products of kX rows of X with kY rows of Y at a time.
+  // k contiguous in X: dot products of kX rows of X with kC rows of Y at a time. Where Y has more rows than there are
+  // registers for, the same rows of X, which are in the nearest cache by then, are read again.
   template <int kY>
   static TW_NOINLINE void along_k(Rows<E, true> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
                                   const Accumulator* start, Accumulator* out) {
-    constexpr int kX = kY == 1 ? 8 : kY == 4 ? 4 : kLanes >= 16 ? 3 : 2, kStep = kLanes * Dot::depth;
-    for (int64_t r = 0; r < rows; r += kX) {
-      V sums[kX][kY];
-      const char* from[kX];
+    constexpr int kC = kY < kHeld ? kY : kHeld, kX = kC == 1 ? 8 : 3;
+    for (int64_t r = 0; r < rows; r += kX)
+      for (int c = 0; c < kY; c += kC)
+        dot_products<kX, kC>(x, r, rows, k, y + c * y_ld, y_ld, start + c, out + c * kStreamColumns);
+  }
+
+  template <int kX, int kC>
+  static TW_INLINE void dot_products(Rows<E, true> x, int64_t r, int64_t rows, int64_t k, const uint32_t* y,
+                                     int64_t y_ld, const Accumulator* start, Accumulator* out) {
+    constexpr int kStep = kLanes * Dot::depth;
+    V sums[kX][kC];
+    const char* from[kX];
+    TW_UNROLL
+    for (int i = 0; i < kX; i++) {
+      from[i] = x.at(min_of(r + i, rows - 1), 0);  // past the end: the last row again, its results are dropped
       TW_UNROLL
-      for (int i = 0; i < kX; i++) {
-        from[i] = x.at(min_of(r + i, rows - 1), 0);  // past the end: the last row again, its results are dropped
-        TW_UNROLL
-        for (int c = 0; c < kY; c++) sums[i][c] = V{};
-      }
-      int64_t k0 = 0;
-      for (; k0 + kStep <= k; k0 += kStep) {
-        TW_UNROLL
-        for (int i = 0; i < kX; i++) {
-          const u32v groups = offset(load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>));
-          TW_UNROLL
-          for (int c = 0; c < kY; c++)
-            sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
-        }
-      }
-      V rest[kX][kY];  // a copy, because indexing by a variable would keep the sums themselves out of registers
+      for (int c = 0; c < kC; c++) sums[i][c] = V{};
+    }
+    int64_t k0 = 0;
+    for (; k0 + kStep <= k; k0 += kStep) {
+      u32v groups[kX];
       TW_UNROLL
-      for (int i = 0; i < kX; i++)
+      for (int i = 0; i < kX; i++) groups[i] = offset(load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>));
+      TW_UNROLL
+      for (int c = 0; c < kC; c++) {
+        const u32v held = load_as<u32v>(y + c * y_ld + k0 / Dot::depth);
         TW_UNROLL
-        for (int c = 0; c < kY; c++) rest[i][c] = sums[i][c];
-      for (int i = 0; i < kX && r + i < rows; i++) {
-        const u32v groups = offset(k0 < k ? load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>, k - k0) : u32v{});
-        for (int c = 0; c < kY; c++) {
-          if (k0 < k) rest[i][c] = Dot::step(rest[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
-          out[c * kStreamColumns + r + i] = start[c] + sum_lanes(rest[i][c]);
-        }
+        for (int i = 0; i < kX; i++) sums[i][c] = Dot::step(sums[i][c], groups[i], held);
+      }
+    }
+    V rest[kX][kC];  // a copy, because indexing by a variable would keep the sums themselves out of registers
+    TW_UNROLL
+    for (int i = 0; i < kX; i++)
+      TW_UNROLL
+      for (int c = 0; c < kC; c++) rest[i][c] = sums[i][c];
+    for (int i = 0; i < kX && r + i < rows; i++) {
+      const u32v groups = offset(k0 < k ? load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>, k - k0) : u32v{});
+      for (int c = 0; c < kC; c++) {
+        if (k0 < k) rest[i][c] = Dot::step(rest[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
+        out[c * kStreamColumns + r + i] = start[c] + sum_lanes(rest[i][c]);
       }
     }
   }
 
   // Rows of X contiguous along r, k across: a few lines of X are added into all results before the next lines are read.
+  // Few: lines whose distance is a power of two compete for the same eight places of the nearest cache, and so do the
+  // lines that were asked for ahead.
   template <int kY>
   static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
                                    const Accumulator* start, Accumulator* out) {
-    constexpr int kGroups = 8 / Dot::depth;
-    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes,
+    constexpr int kGroups = (int)max_of(4 / Dot::depth, 2), kC = kY < kHeld ? kY : kHeld, kV = 3, kWide = kLanes * kV;
+    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes, wide_rows = rows / kWide * kWide,
                   whole = k / Dot::depth / kGroups * kGroups;
     for (int c = 0; c < kY; c++)
       for (int64_t r = 0; r < rows; r += kLanes) store_as(out + c * kStreamColumns + r, V{} + start[c]);
-    for (int64_t g = 0; g < whole; g += kGroups)
-      for (int64_t r = 0; r < whole_rows; r += kLanes) {
-        V sums[kY];
+    for (int64_t g = 0; g < whole; g += kGroups) {
+      const char* const from = x.at(0, g * Dot::depth);
+      if constexpr (kY == 1) {
+        u32v held[kGroups];
         TW_UNROLL
-        for (int c = 0; c < kY; c++) sums[c] = load_as<V>(out + c * kStreamColumns + r);
-        TW_UNROLL
-        for (int l = 0; l < kGroups; l++) {
-          const char* const from = x.at(r, (g + l) * Dot::depth);
-          const u32v groups = offset(load_groups_across_k<E, Dot>(from, line));
-          // The lines of the next round, which may lie on other pages: the processor does not guess them.
-          if (r * size_of<E> % 64 < kLanes * size_of<E>)
-            TW_UNROLL
-            for (int d = 0; d < Dot::depth; d++) __builtin_prefetch(from + (kGroups * Dot::depth + d) * line, 0, 3);
+        for (int l = 0; l < kGroups; l++) held[l] = splat_bits(y[g + l]);
+        for (int64_t r = 0; r < whole_rows; r += kLanes) {
+          V sum = load_as<V>(out + r);
           TW_UNROLL
-          for (int c = 0; c < kY; c++) sums[c] = Dot::step(sums[c], groups, splat_bits(y[c * y_ld + g + l]));
+          for (int l = 0; l < kGroups; l++)
+            sum = Dot::step(sum, line_groups<kGroups>(from, r, l, line, true), held[l]);
+          store_as(out + r, sum);
         }
-        TW_UNROLL
-        for (int c = 0; c < kY; c++) store_as(out + c * kStreamColumns + r, sums[c]);
+      } else {
+        int64_t r = 0;
+        for (; r < wide_rows; r += kWide)
+          for (int c = 0; c < kY; c += kC)
+            add_lines<kGroups, kC, kV>(from, r, line, y + c * y_ld + g, y_ld, out + c * kStreamColumns + r, c == 0);
+        for (; r < whole_rows; r += kLanes)
+          for (int c = 0; c < kY; c += kC)
+            add_lines<kGroups, kC, 1>(from, r, line, y + c * y_ld + g, y_ld, out + c * kStreamColumns + r, c == 0);
       }
+    }
     add_edge(x, 0, rows, whole * Dot::depth, k, y, y_ld, kY, out);
     if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, whole * Dot::depth, y, y_ld, kY, out);
+  }
+
+  // Vector r of group l of the lines at `from`. Asks for the lines of the next round, which may lie on other pages: the
+  // processor does not guess them.
+  template <int kGroups>
+  TW_INLINE static u32v line_groups(const char* from, int64_t r, int l, int64_t line, bool ahead) {
+    const char* const at = from + r * size_of<E> + l * Dot::depth * line;
+    if (ahead && r * size_of<E> % 64 < kLanes * size_of<E>)
+      TW_UNROLL
+      for (int d = 0; d < Dot::depth; d++) __builtin_prefetch(at + (kGroups * Dot::depth + d) * line, 0, 3);
+    return offset(load_groups_across_k<E, Dot>(at, line));
+  }
+
+  // kGroups groups of lines times kC rows of Y, added to kV vectors of the results of each.
+  template <int kGroups, int kC, int kV>
+  TW_INLINE static void add_lines(const char* from, int64_t r, int64_t line, const uint32_t* y, int64_t y_ld,
+                                  Accumulator* out, bool ahead) {
+    V sums[kC][kV];
+    TW_UNROLL
+    for (int c = 0; c < kC; c++)
+      TW_UNROLL
+      for (int v = 0; v < kV; v++) sums[c][v] = load_as<V>(out + c * kStreamColumns + v * kLanes);
+    TW_UNROLL
+    for (int l = 0; l < kGroups; l++) {
+      u32v groups[kV];
+      TW_UNROLL
+      for (int v = 0; v < kV; v++) groups[v] = line_groups<kGroups>(from, r + v * kLanes, l, line, ahead);
+      TW_UNROLL
+      for (int c = 0; c < kC; c++) {
+        const u32v held = splat_bits(y[c * y_ld + l]);
+        TW_UNROLL
+        for (int v = 0; v < kV; v++) sums[c][v] = Dot::step(sums[c][v], groups[v], held);
+      }
+    }
+    TW_UNROLL
+    for (int c = 0; c < kC; c++)
+      TW_UNROLL
+      for (int v = 0; v < kV; v++) store_as(out + c * kStreamColumns + v * kLanes, sums[c][v]);
   }
 
   // The remainder of across_k: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
@@ -172,7 +228,7 @@ struct StreamingGemm {
     const int64_t k = product.k1 - product.k0, y_ld = round_up(ceil_div(k, Dot::depth), 16);
     uint32_t* const groups = (uint32_t*)scratch;
     Accumulator* const results = (Accumulator*)(groups + kSkinny * y_ld);
-    const int64_t wanted = round_up(ceil_div(big.size(), 4 * crew.size), 64);
+    const int64_t wanted = crew.size == 1 ? kStreamColumns : round_up(ceil_div(big.size(), 2 * crew.size), 64);
     const int64_t chunk = min_of(kStreamColumns, wanted), chunks = big.size() > 0 ? ceil_div(big.size(), chunk) : 0;
     for (int64_t y0 = small.begin; y0 < small.end; y0 += kSkinny) {
       const int64_t count = min_of(small.end - y0, kSkinny);
