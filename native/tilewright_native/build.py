@@ -38,7 +38,7 @@ def build_library(target: Path) -> None:
             f"the sources of libtilewright are missing: no runtime in {package} or {package.parent}"
         )
     runtime, include = folders[0], include_dir()
-    sources = [*sorted(runtime.glob("*.cpp")), include / "tilewright" / "cpu" / "runtime.cpp"]
+    sources = [*sorted(runtime.rglob("*.cpp")), include / "tilewright" / "cpu" / "runtime.cpp"]
     message = ""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name

@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "format.hpp"
-#include "sha256.hpp"
+#include "plan/format.hpp"
+#include "common/sha256.hpp"
 #include "tilewright.h"
 
 namespace {

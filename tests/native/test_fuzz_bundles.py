@@ -31,7 +31,7 @@ def compiler_with_sanitizers(folder: Path) -> str:
 def test_mutated_bundles_and_plans_break_no_rule_of_memory(tmp_path: Path, kernel_cache: Path) -> None:
     bundle, driver = tmp_path / "model.twb", tmp_path / "fuzz"
     assert main(["bundle", "build", *SHAPES, "--cache-dir", str(kernel_cache), "-o", str(bundle)]) == 0
-    sources = [*sorted((NATIVE / "runtime").glob("*.cpp")), NATIVE / "include" / "tilewright" / "cpu" / "runtime.cpp"]
+    sources = [*sorted((NATIVE / "runtime").rglob("*.cpp")), NATIVE / "include" / "tilewright" / "cpu" / "runtime.cpp"]
     includes = [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'runtime'}"]
     command = [compiler_with_sanitizers(tmp_path), *FLAGS, *includes, str(Path(__file__).parent / "fuzz_bundles.cpp")]
     subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread", "-o", str(driver)], check=True)

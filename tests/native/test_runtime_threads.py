@@ -38,7 +38,7 @@ def test_launches_from_many_threads_race_with_nothing(tmp_path: Path, kernel_cac
     bundle, driver = tmp_path / "model.twb", tmp_path / "threads"
     shapes = ["--gemm", "64x48x32", "--gemm", "200x100x70", "--dtype", "fp32"]
     assert main(["bundle", "build", *shapes, "--cache-dir", str(kernel_cache), "-o", str(bundle)]) == 0
-    sources = [*sorted((NATIVE / "runtime").glob("*.cpp")), NATIVE / "include" / "tilewright" / "cpu" / "runtime.cpp"]
+    sources = [*sorted((NATIVE / "runtime").rglob("*.cpp")), NATIVE / "include" / "tilewright" / "cpu" / "runtime.cpp"]
     includes = [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'runtime'}"]
     command = [compiler_for_threads(tmp_path), *FLAGS, *includes, str(Path(__file__).parent / "launch_threads.cpp")]
     subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread", "-o", str(driver)], check=True)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu.hpp"
+#include "devices/gpu.hpp"
 
 namespace tw {
 namespace {

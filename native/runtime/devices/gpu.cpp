@@ -1,12 +1,12 @@
 // Plans for a GPU: modules by context, arguments, workspace and counters.
-#include "gpu.hpp"
+#include "devices/gpu.hpp"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.hpp"
-#include "lock.hpp"
+#include "common/error.hpp"
+#include "common/lock.hpp"
 
 namespace tw {
 

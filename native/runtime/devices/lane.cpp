@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "error.hpp"
-#include "gpu.hpp"
+#include "common/error.hpp"
+#include "devices/gpu.hpp"
 #include "worker.h"
 
 namespace tw {

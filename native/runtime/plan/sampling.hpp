@@ -1,6 +1,6 @@
 // Counts and sampled times of launches, for whoever reads a plan's record.
 #pragma once
-#include "plan.hpp"
+#include "plan/plan.hpp"
 
 namespace tw {
 

@@ -1,4 +1,4 @@
-#include "error.hpp"
+#include "common/error.hpp"
 
 #include <stdarg.h>
 #include <stdio.h>

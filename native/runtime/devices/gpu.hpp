@@ -2,7 +2,7 @@
 #pragma once
 #include <stddef.h>
 
-#include "plan.hpp"
+#include "plan/plan.hpp"
 
 namespace tw {
 

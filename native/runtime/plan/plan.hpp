@@ -1,7 +1,7 @@
 // Launch plans as they are in memory, and the devices that run them.
 #pragma once
-#include "format.hpp"
-#include "objects.hpp"
+#include "plan/format.hpp"
+#include "plan/objects.hpp"
 #include "tilewright.h"
 
 namespace tw {

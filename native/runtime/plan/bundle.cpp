@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.hpp"
-#include "gpu.hpp"
-#include "objects.hpp"
-#include "plan.hpp"
-#include "sha256.hpp"
+#include "common/error.hpp"
+#include "devices/gpu.hpp"
+#include "plan/objects.hpp"
+#include "plan/plan.hpp"
+#include "common/sha256.hpp"
 
 struct tw_bundle {
   int fd;

@@ -1,14 +1,14 @@
-#include "plan.hpp"
+#include "plan/plan.hpp"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "error.hpp"
-#include "lock.hpp"
-#include "sampling.hpp"
-#include "sha256.hpp"
+#include "common/error.hpp"
+#include "common/lock.hpp"
+#include "plan/sampling.hpp"
+#include "common/sha256.hpp"
 
 namespace tw {
 

@@ -11,9 +11,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "error.hpp"
-#include "lock.hpp"
-#include "plan.hpp"
+#include "common/error.hpp"
+#include "common/lock.hpp"
+#include "plan/plan.hpp"
 
 namespace tw {
 namespace {

@@ -1,11 +1,11 @@
-#include "sampling.hpp"
+#include "plan/sampling.hpp"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "gpu.hpp"
-#include "lock.hpp"
+#include "devices/gpu.hpp"
+#include "common/lock.hpp"
 
 namespace tw {
 

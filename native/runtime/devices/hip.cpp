@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpu.hpp"
+#include "devices/gpu.hpp"
 
 namespace tw {
 namespace {

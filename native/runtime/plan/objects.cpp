@@ -1,13 +1,13 @@
-#include "objects.hpp"
+#include "plan/objects.hpp"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "error.hpp"
-#include "lock.hpp"
-#include "sha256.hpp"
+#include "common/error.hpp"
+#include "common/lock.hpp"
+#include "common/sha256.hpp"
 
 namespace tw {
 namespace {

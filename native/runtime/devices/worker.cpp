@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "error.hpp"
-#include "gpu.hpp"
+#include "common/error.hpp"
+#include "devices/gpu.hpp"
 
 namespace tw {
 namespace {

@@ -1,4 +1,4 @@
-#include "sha256.hpp"
+#include "common/sha256.hpp"
 
 #include <string.h>
 
