@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import timing
+from common import timing
 
 HERE = Path(__file__).resolve().parent
 SUITES = {

@@ -4,7 +4,7 @@
 
 Plans are the plugin's own, kernels those named here; experiments run in a process of their own, which is ended if one
 of them hangs. Results are compared with PyTorch in fp32, what lies beyond lengths holds NaN, and every launch is made
-twice. Times are those of bench/cuda_local.py: in turns, with cold caches.
+twice. Times are those of bench/common/cuda_local.py: in turns, with cold caches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Worker:
 
     def __init__(self, experiments: list[Experiment], cache: Path) -> None:
         import torch
-        from cuda_local import Cuda
+        from common.cuda_local import Cuda
 
         self.torch = torch
         self.experiments = experiments

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from cuda_local import Cuda, describe
+from common.cuda_local import Cuda, describe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sm90.attention_cases import Case

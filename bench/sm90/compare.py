@@ -152,7 +152,7 @@ class Comparison:
     """Both sets of headers on one GPU."""
 
     def __init__(self, headers: dict[str, Path]) -> None:
-        from cuda_local import Cuda
+        from common.cuda_local import Cuda
 
         self.cudas = {}
         for name in NAMES:
@@ -171,7 +171,7 @@ class Comparison:
                 self.faults.append(f"no kernel: {case.label}: {failed}")
 
     def _choose(self, case: Case) -> Any:
-        from cuda_local import describe
+        from common.cuda_local import describe
 
         made = tensors_of(case)
         inputs = {name: describe(tensor) for name, tensor in made.items() if name not in NAMES}

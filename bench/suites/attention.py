@@ -18,10 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import local
 import numpy as np
-import peers
-import timing
+from common import local, peers, timing
 
 from suites.base import Options, Table, main
 from tilewright_fmha.commands.cases import AttentionCase

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import timing
-from build_conv import chosen, measure_conv_pool
+from common import timing
+from common.build_conv import chosen, measure_conv_pool
 
 import tilewright_arch
 from suites.base import Options, Table, main

@@ -16,11 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import conv_peer
-import local
-import peers
-import timing
-from conv_peer import DIRECTIONS, Convolution, kind_of
+from common import conv_peer, local, peers, timing
+from common.conv_peer import DIRECTIONS, Convolution, kind_of
 
 from suites.base import Options, Table, main
 from tilewright_grouped_conv.commands.cases import ConvCase

@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import timing
 import torch
-from cuda_local import Cuda
+from common import timing
+from common.cuda_local import Cuda
 
 from suites.base import Options, Table, main
 from tilewright_kit.types.errors import TilewrightError

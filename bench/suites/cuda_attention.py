@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import timing
 import torch
-from cuda_local import Cuda, Product, describe
+from common import timing
+from common.cuda_local import Cuda, Product, describe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from suites.base import Options, Table, main

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conv_peer import DIRECTIONS, kind_of, relative
-from cuda_local import Cuda, Product, describe
+from common.conv_peer import DIRECTIONS, kind_of, relative
+from common.cuda_local import Cuda, Product, describe
 
 from suites.base import Options, Table, main
 from suites.conv import Ratios, brief, geometry

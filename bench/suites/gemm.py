@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import local
 import numpy as np
-import peers
-import timing
+from common import local, peers, timing
 
 from suites.base import Options, Table, main
 from tilewright_kit.contract.problem import OperationRequest

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import local
-import peers
-import timing
+from common import local, peers, timing
 
 from suites.base import Options, Table, main
 from tilewright_kit.config.kernel_config import KernelConfig

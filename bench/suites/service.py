@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import psutil
-import timing
+from common import timing
 from grpc_health.v1 import health_pb2
 
 import tilewright

@@ -122,7 +122,7 @@ def build(engine: Any, cases: list[Case], device: Any) -> dict[str, str]:
 
 def run(torch: Any, cuda: Any, case: Case) -> float:
     """The relative error of the worst output."""
-    from cuda_local import Product
+    from common.cuda_local import Product
     from gpu_cases import matrix, poisoned, relative
 
     request = request_of(case.problem, case.grouped)
@@ -157,7 +157,7 @@ def main() -> int:
     args = parser.parse_args()
 
     import torch
-    from cuda_local import Cuda
+    from common.cuda_local import Cuda
 
     begun, failures, count = time.monotonic(), 0, 0
     with Cuda(args.cache) as cuda:

@@ -25,8 +25,10 @@ SOURCE_ROOTS = (
     "server",
     "tools",
 )
-MOST_ENTRIES = 16
-"""Entries of one folder, without ``__init__.py``: a plugin has that many rooms, other folders about ten."""
+MOST_ENTRIES = 12
+"""Entries of one folder, without ``__init__.py``; about ten is the aim."""
+MOST_ROOMS = 16
+"""Entries of a plugin's own folder: the steps of one operation, whose order ``docs/architecture.md`` gives."""
 
 
 def sources(root: str) -> dict[str, str]:
@@ -128,7 +130,9 @@ def test_no_folder_has_more_entries_than_a_reader_takes_in_at_once(root: str) ->
         for parent in Path(path).parents:
             if str(parent) != "." and (child := entry(path, str(parent))):
                 entries[str(parent)].add(child)
-    assert {folder: sorted(names) for folder, names in entries.items() if len(names) > MOST_ENTRIES} == {}
+    plugin = f"tilewright_{root.rpartition('/')[2]}"
+    most = defaultdict(lambda: MOST_ENTRIES, {plugin: MOST_ROOMS} if root.startswith("plugins/") else {})
+    assert {folder: sorted(names) for folder, names in entries.items() if len(names) > most[folder]} == {}
 
 
 def test_a_planted_circle_is_found() -> None:

@@ -1,6 +1,7 @@
 """How many launches a second many clients get, each in a process of its own and waiting for its own result.
 
-    python bench/many_clients.py [--device cuda] [--shape 64,64,64] [--clients 1,8] [--mps auto] [--launch server]
+    python bench/clients/many_clients.py [--device cuda] [--shape 64,64,64] [--clients 1,8] [--mps auto]
+        [--launch server]
 
 Starts a server of its own. On a GPU operands are PyTorch's, of bf16; on a CPU fp32 in shared memory. Prints for each
 number of clients the launches a second of all together, and the times of single ones that are waited for, in

@@ -1,8 +1,8 @@
 """Which kernels of grouped and depthwise convolutions ``cuda_groups.py`` tries first, and in which order; without a GPU
 it lists and builds them.
 
-    python bench/group_tries.py                  # every layer's kernels, and those that today's rules refuse
-    python bench/group_tries.py --build          # compiles them all, as the sweep will
+    python bench/lab/group_tries.py                  # every layer's kernels, and those that today's rules refuse
+    python bench/lab/group_tries.py --build          # compiles them all, as the sweep will
 
 Entries read ``[L|B]channels/waves/repeats x rows x run[/slices]``; L is the form of ``merged_lanes.hpp``, B that of
 ``merged/bulk.hpp``, whose first number of pixels is that of its stages. What has been measured before stands among
@@ -36,7 +36,7 @@ from tilewright_server.engine.types import EngineOptions
 
 __all__ = ["DTYPES", "LIMIT", "asked", "layers", "offered"]
 
-SHAPES = Path(__file__).resolve().parent / "shapes" / "conv.csv"
+SHAPES = Path(__file__).resolve().parents[1] / "shapes" / "conv.csv"
 DTYPES = ("fp16", "bf16")
 LIMIT = 12
 _ENTRY = re.compile(r"([LB]?)(\d+)/(\d+)/(\d+)x(\d+)x(\d+)(?:/(\d+))?")

@@ -1,6 +1,6 @@
 """Cost of a launch: in this process, in the server, and of NumPy's or PyTorch's own.
 
-    python bench/launching.py [--target unix:PATH] [--seconds 1]
+    python bench/clients/launching.py [--target unix:PATH] [--seconds 1]
 
 Starts a server of its own unless a target is given. On a CPU: products of 64 x 64 and some others, as calls on NumPy's
 arrays, by plans, and bound, beside the kernel alone (one call of the library with everything settled) and NumPy. With a

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import peers
 
+from common import peers
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest

@@ -1,6 +1,6 @@
 """How long one client waits beside others that flood the server: launches, and builds of new kernels, on a CPU.
 
-    python bench/fairness.py [--seconds 5] [--size 512]
+    python bench/clients/fairness.py [--seconds 5] [--size 512]
 
 Starts a server of its own. The victim launches one bound product at a time, over gRPC and over the local socket, first
 alone and then beside each flood, which runs in a process of its own. Then it asks for new kernels one at a time, alone

@@ -1,8 +1,8 @@
 """Grouped and depthwise convolution on the GPU: kernels of every such layer of the suite, built, checked against cuDNN,
 and timed in turns with it.
 
-    python bench/cuda_groups.py --output groups.jsonl   # fp16 and bf16, all three directions, 12 kernels of each layer
-    python bench/ship_groups.py groups.jsonl            # what the plugin ships from then on
+    python bench/lab/cuda_groups.py --output groups.jsonl  # fp16 and bf16, all directions, 12 kernels of each layer
+    python bench/lab/ship_groups.py groups.jsonl           # what the plugin ships from then on
 
 Which kernels come first is written in ``group_tries.py``, which lists and builds them without a GPU. Prints the fastest
 kernel of each layer beside cuDNN, and the geometric means: over the layers that the goal names (the first three), and
@@ -16,14 +16,17 @@ import dataclasses
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
-from conv_peer import DIRECTIONS, relative
-from cuda_local import Cuda, Product, describe
+from common.conv_peer import DIRECTIONS, relative
+from common.cuda_local import Cuda, Product, describe
 from group_tries import LIMIT, asked, offered
 from suites.cuda_conv import DTYPES, TOLERANCE, operands
 

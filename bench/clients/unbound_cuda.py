@@ -1,7 +1,7 @@
 """Host time of unprepared products on CUDA tensors of PyTorch, beside PyTorch's own: microseconds for a call that is
 not waited for.
 
-    python bench/unbound_cuda.py [--target unix:PATH]
+    python bench/clients/unbound_cuda.py [--target unix:PATH]
 
 Starts a server of its own unless a target is given.
 """

@@ -1,6 +1,6 @@
 """From the measurements of ``cuda_groups.py`` to the selections that the plugin ships.
 
-    python bench/ship_groups.py groups.jsonl
+    python bench/lab/ship_groups.py groups.jsonl
 
 Of every problem that was measured the rows are replaced; those of other problems stay as they are.
 """
@@ -16,7 +16,7 @@ from tilewright_kit.selection.measurements import Measurement
 from tilewright_server.measurements.exchange import read_file
 from tilewright_tools.tuning.export import shipped_lines
 
-FOLDER = Path(__file__).resolve().parents[1] / "plugins" / "grouped_conv" / "tilewright_grouped_conv" / "measured"
+FOLDER = Path(__file__).resolve().parents[2] / "plugins" / "grouped_conv" / "tilewright_grouped_conv" / "measured"
 OPERATIONS = ("conv", "conv_backward_data", "conv_backward_weight")
 
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import local
 import numpy as np
-import peers
 
+from common import local, peers
 from tilewright_grouped_conv.commands.cases import ConvCase
 from tilewright_grouped_conv.commands.family import CONV
 from tilewright_kit.contract.problem import OperationRequest, Role

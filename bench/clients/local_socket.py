@@ -1,6 +1,6 @@
 """How long a launch of a prepared plan takes, over gRPC and over the local socket, from one Python client on a CPU.
 
-    python bench/local_socket.py [--target unix:PATH] [--size 8] [--seconds 2]
+    python bench/clients/local_socket.py [--target unix:PATH] [--size 8] [--seconds 2]
 
 Starts a server of its own unless a target is given. The product is so small that what is measured is the way there and
 back. Prints a table: launches a second, and the times of single launches that are waited for, in microseconds.

@@ -1,6 +1,6 @@
 """Portable kernels of attention on the GPU, one by one: right, and how fast, by tile and by number of parts.
 
-Not a suite: ``python bench/attention_portable.py [decode|prefill] ...`` says for a handful of problems what every
+Not a suite: ``python bench/lab/attention_portable.py [decode|prefill] ...`` says for a handful of problems what every
 kernel takes that is worth trying, beside cuDNN and PyTorch's flash kernel. Results are compared with float32 first,
 some of lengths that no tile divides: rows and chunks that do not exist are to be zeros. Of decoding also: how many
 parts of the keys pay, whether one kernel or a second stage should add them, and how long it takes to copy or read as
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
-from cuda_local import Cuda, Product, describe
+from common.cuda_local import Cuda, Product, describe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 

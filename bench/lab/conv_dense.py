@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
-from cuda_local import Cuda
+from common.cuda_local import Cuda
 from suites import cuda_conv
 from suites.base import Options
 

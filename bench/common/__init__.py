@@ -1,0 +1,1 @@
+"""Parts that suites and scripts share: timing, peers, and engines without the service."""
