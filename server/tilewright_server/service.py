@@ -242,8 +242,11 @@ class Service:
         self.sessions.collect_launches()
 
     def _collect_again(self) -> None:
+        remeasured = self.engine.remeasured()
         with self._lock:
             self._collecting = self.sessions.collect_launches()
+            if remeasured:
+                self.sessions.announce_choices()
             if self._collecting:
                 self._later.run(self._collect_again, COLLECT_S)
 

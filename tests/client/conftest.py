@@ -116,6 +116,15 @@ def forbidding(tmp_path: Path, kernel_cache: Path) -> Iterator[str]:
 
 
 @pytest.fixture
+def measured_server(tmp_path: Path, kernel_cache: Path) -> Iterator[tuple[Server, Path]]:
+    """The service, and the file of its measurements."""
+    database = tmp_path / "perf.sqlite"
+    running = service(tmp_path, kernel_cache, "--perf-database", str(database)).start()
+    yield running, database
+    running.kill()
+
+
+@pytest.fixture
 def own_real_server(tmp_path: Path, kernel_cache: Path) -> Iterator[Server]:
     running = service(tmp_path, kernel_cache).start()
     yield running

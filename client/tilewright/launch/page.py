@@ -5,12 +5,14 @@ from __future__ import annotations
 import mmap
 import threading
 from collections import deque
-from ctypes import addressof, c_char
+from ctypes import addressof, c_char, c_uint64
 from struct import Struct
 
 __all__ = ["LaunchPage"]
 
-_RECORD = Struct("=8Q")
+_RECORD = Struct("=4Q")
+_STEP = 64
+"""Bytes of a record, of which four numbers are the client's."""
 
 
 class LaunchPage:
@@ -18,13 +20,19 @@ class LaunchPage:
 
     def __init__(self, fd: int, records: int) -> None:
         """The descriptor stays the caller's. Raises ``OSError`` and ``ValueError`` for what cannot be mapped."""
-        self._memory = mmap.mmap(fd, records * _RECORD.size)
+        self._memory = mmap.mmap(fd, records * _STEP)
         self._address = addressof(c_char.from_buffer(self._memory))
+        self._choices = c_uint64.from_buffer(self._memory, _STEP - 8)
         self._records = records
         self._used = 0
         self._free: deque[int] = deque()
         """Records of plans that are gone, the longest gone first: the server has seen what they had by then."""
         self._lock = threading.Lock()
+
+    @property
+    def choices(self) -> int:
+        """Number of times that the server's choices of kernels have changed."""
+        return self._choices.value
 
     def take(self, plan: int) -> tuple[int, int] | None:
         """A record for a plan of the session, and its address; ``None`` if all are taken."""
@@ -36,8 +44,8 @@ class LaunchPage:
                 place = self._free.popleft()
             else:
                 return None
-        offset = place * _RECORD.size
-        _RECORD.pack_into(self._memory, offset, plan, 0, 0, 0, 0, 0, 0, 0)
+        offset = place * _STEP
+        _RECORD.pack_into(self._memory, offset, plan, 0, 0, 0)
         return place, self._address + offset
 
     def give_back(self, place: int) -> None:

@@ -48,7 +48,7 @@ from tilewright_server.engine.planning.planner import Planner
 from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
-from tilewright_server.measurements.strategies import measured_strategies
+from tilewright_server.measurements.strategies import Generations, measured_strategies
 
 __all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
 
@@ -85,10 +85,9 @@ class Engine:
         self.cache = ArtifactCache(options.cache_dir, max_bytes=options.cache_bytes, max_age_s=options.cache_age_s)
         self.toolchains: Mapping[str, Toolchain] = toolchains or self._compilers()
         self.pool = BuildPool(self.cache, self.toolchains, self._pool_options())
-        strategies = {
-            **measured_strategies(plugins, options.perf_database, options.selection_lock),
-            **plugins.strategies,
-        }
+        by_measurements = measured_strategies(plugins, options.perf_database, options.selection_lock)
+        self._generations = Generations(by_measurements)
+        strategies = {**by_measurements, **plugins.strategies}
         self.catalogs = Catalogs(plugins.operations, strategies, options.default_strategy)
         self._store = KernelStore(self.catalogs.operations, self.cache, self.pool, options.max_loaded_kernels)
         cpu = {"arch": options.cpu_arch, "threads": options.cpu_threads, "isolated": options.cpu_isolated}
@@ -128,6 +127,15 @@ class Engine:
         return self.catalogs.strategies
 
     # Planning and running
+
+    def remeasured(self) -> bool:
+        """True, once, when measurements have changed and are not being written any more: plans are then made anew, and
+        may get other kernels. Those that sessions have stay as they are. To be called every few seconds.
+        """
+        if not self._generations.have_changed():
+            return False
+        self._planner.forget()
+        return True
 
     def plan(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
         """Everything that can be done before operands have addresses: parse, choose a kernel, build and load it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from tilewright_kit.loading.loader import PluginManager
@@ -11,7 +13,7 @@ from tilewright_kit.selection.strategies import Strategy
 from tilewright_server.measurements.database import PerfDatabase
 from tilewright_server.measurements.frozen import Frozen, SelectionLock
 
-__all__ = ["measured_strategies"]
+__all__ = ["Generations", "measured_strategies"]
 
 
 def measured_strategies(plugins: PluginManager, database: Path | None, lock: Path | None) -> dict[str, Strategy]:
@@ -25,3 +27,23 @@ def measured_strategies(plugins: PluginManager, database: Path | None, lock: Pat
     auto = Auto(measured)
     found: dict[str, Strategy] = {"measured": measured, "auto": auto}
     return found if lock is None else {**found, "frozen": Frozen(SelectionLock(lock), auto)}
+
+
+class Generations:
+    """Notices that the measurements behind strategies have changed. Thread-safe."""
+
+    def __init__(self, strategies: Mapping[str, Strategy]) -> None:
+        self._measured = next(item for item in strategies.values() if isinstance(item, Measured))
+        self._lock = threading.Lock()
+        self._used = self._seen = self._measured.generation
+
+    def have_changed(self) -> bool:
+        """True, once for each change, if measurements are others than before and the same as at the last call: somebody
+        who measures goes on adding to them for a while.
+        """
+        with self._lock:
+            before, self._seen = self._seen, self._measured.generation
+            if self._seen != before or self._seen == self._used:
+                return False
+            self._used = self._seen
+            return True

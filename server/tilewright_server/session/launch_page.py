@@ -21,6 +21,9 @@ __all__ = ["RECORDS", "CallerLaunches", "LaunchPage"]
 RECORDS = 1024
 _RECORD = Struct("=4Q32x")
 _BYTES = RECORDS * _RECORD.size
+_CHOICES = Struct("=Q")
+_CHOICES_AT = _RECORD.size - _CHOICES.size
+"""Where the server counts changes of its choices: in the last number of the first record."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _RATE = 20_000_000
 """Launches a second that a process could make; more are not believed."""
@@ -44,6 +47,7 @@ class LaunchPage:
         self._known: dict[int, tuple[int, int, int, int]] = {}
         """By place in the page: what it had at the last look."""
         self._looked = time.monotonic()
+        self._choices = 0
         try:
             self._fd = os.memfd_create("tw-launches", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
@@ -68,6 +72,13 @@ class LaunchPage:
         """A descriptor of the page, the caller's to close. Raises ``OSError`` if it was closed."""
         with self._lock:
             return os.dup(self._fd)
+
+    def announce(self) -> None:
+        """Count a change of the server's choices, for the client to see."""
+        with self._lock:
+            if self._fd >= 0:
+                self._choices += 1
+                os.pwrite(self._fd, _CHOICES.pack(self._choices), _CHOICES_AT)
 
     def collect(self, find: Callable[[int], Any]) -> None:
         """Count what is new. ``find`` returns the plan of an id, ``None`` if there is none."""
@@ -132,6 +143,11 @@ class CallerLaunches:
             return False
         page.collect(lambda number: plans.get(number, (None, 0))[0])
         return True
+
+    def announce(self) -> None:
+        """See ``LaunchPage.announce``; nothing where the client has no page."""
+        if (page := self._page) is not None:
+            page.announce()
 
     def close(self) -> None:
         """Count the last launches; the session ends. Idempotent."""

@@ -87,6 +87,13 @@ class Sessions:
             sessions = list(self._sessions.values())
         return sum(session.caller_launches.collect() for session in sessions) > 0
 
+    def announce_choices(self) -> None:
+        """Tell clients that launch by themselves that their plans may get better kernels when they ask again."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.caller_launches.announce()
+
     def usage(self) -> Usage:
         total = Usage()
         with self._lock:

@@ -37,8 +37,8 @@ class Device:
         here = SimpleNamespace(plan=plan, in_context=self.in_context)
         slots = [Slot(name, Spec((4, 4), np.dtype(np.float32)), (16, 4)) for name in ("a", "b", "out")]
         self.state: Any = SimpleNamespace(
-            core=self.core, here=here, closed=False, renew_at=math.inf, report=Report(), inputs=slots[:2],
-            outputs=slots[2:],
+            core=self.core, here=here, closed=False, is_due=False, renew_at=math.inf, report=Report(),
+            inputs=slots[:2], outputs=slots[2:],
         )  # fmt: skip
 
     def run(self, addresses: bytes, stream: int) -> int:

@@ -53,3 +53,13 @@ def test_measurements_decide_as_soon_as_there_are_any(engine: Engine) -> None:
     assert chosen(engine, 1010) == "vector_3_1_1"
     assert chosen(engine, 100_000_000) == "vector_1_1_1"
     engine.close()
+
+
+def test_plans_are_made_anew_once_when_measurements_have_changed_and_are_quiet(engine: Engine) -> None:
+    assert engine.options.perf_database is not None
+    database = PerfDatabase(engine.options.perf_database)
+    assert not engine.remeasured()
+    database.record([measured(engine, 1000, rank, us) for rank, us in ((1, 9.0), (3, 2.0), (2, 5.0))])
+    looks = [engine.remeasured() for _ in range(5)]
+    assert looks.count(True) == 1 and not looks[0], "the first look cannot tell that nobody goes on writing"
+    engine.close()

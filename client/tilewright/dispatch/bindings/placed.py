@@ -22,6 +22,7 @@ from tilewright.errors import (
 )
 from tilewright.launch.library import load_library
 from tilewright.launch.opened import falls_back, is_lasting
+from tilewright.launch.page import LaunchPage
 from tilewright.session.state import Core, Session
 from tilewright.transport.drive import SHORT_FLOPS
 from tilewright.transport.rpc import MISSED, Flow, Work
@@ -54,6 +55,10 @@ class PlacedPlan(ABC):
         """Why it cannot."""
         self.renew_at = math.inf
         """When to ask again for the better kernel that is being built."""
+        self._page: LaunchPage | None = None
+        """Where the server tells that its choices have changed."""
+        self._choices = 0
+        """Their number when the plan was made."""
 
     @abstractmethod
     def live(self) -> Flow[Session]:
@@ -66,6 +71,11 @@ class PlacedPlan(ABC):
     @abstractmethod
     def operands(self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any]) -> list[Any]:
         """Operands in the plan's order; ``None`` for an output that is to be made."""
+
+    def note_choices(self, session: Session) -> None:
+        """To be called before the plan is asked for: whatever changes from then on calls for another."""
+        self._page = session.launch_page or None
+        self._choices = self._page.choices if self._page is not None else 0
 
     def open_here(self, session: Session, reply: dispatch_pb2.PlanReply) -> Flow[None]:
         """Open the launch plan of a reply, if this process may launch it."""
@@ -82,11 +92,14 @@ class PlacedPlan(ABC):
             self.here, self.refused = None, copy(error)  # the error itself holds on to the operands
         else:
             self.here, self.refused = InPlace(self.core, opened, self.inputs, self.outputs, uuid), None
+            if self._page is None:  # the first plan of the session brought it
+                self.note_choices(session)
 
     @property
     def is_due(self) -> bool:
         """True if it is time to ask for a better kernel. None is taken while a graph is captured."""
-        if self.renew_at is math.inf or time.monotonic() < self.renew_at:
+        changed = self._page is not None and self._page.choices != self._choices
+        if not changed and (self.renew_at is math.inf or time.monotonic() < self.renew_at):
             return False
         return self.here is None or not self.here.is_capturing
 
@@ -94,7 +107,7 @@ class PlacedPlan(ABC):
         """Take the better kernel, if it has been built. What is bound already stays with its own."""
         session = self.core.session
         if session is None or session.lost or self.closed:
-            self.renew_at = time.monotonic() + RENEW_S
+            self.renew_at, self._page = time.monotonic() + RENEW_S, None
             return
         old = (session, self.plan)
         yield from self.made(session)

@@ -50,6 +50,8 @@ class BoundState:
         """Launches the binding."""
         self.here: BoundInPlace | None = None
         """The binding in this process, if that is where it is launched."""
+        self._report = plan.report
+        """The report of the plan that is bound here, which stays when the plan takes a better kernel."""
         self._queued = functools.partial(launch_report, plan.report, 0)
         """The report of a launch that was not waited for."""
         self._kept_until = 0.0
@@ -74,7 +76,7 @@ class BoundState:
             except TilewrightError as error:
                 plan.fail_here(error)
             else:
-                self.result = self.here.result
+                self.result, self._report = self.here.result, plan.report
                 return self
         yield from self.loaded()
         return self
@@ -89,7 +91,7 @@ class BoundState:
         """Launch it here, where it must be. Raises what the library finds wrong."""
         here: Any = self.here
         launched: Launched = here(stream)
-        self.plan.core.report = functools.partial(launch_report, self.plan.report, launched.device_ns, "caller")
+        self.plan.core.report = functools.partial(launch_report, self._report, launched.device_ns, "caller")
         return launched
 
     def run_here(self) -> bool:
@@ -103,11 +105,11 @@ class BoundState:
             here.enqueue()
             plan.core.report = self._launched_here
         else:
-            plan.core.report = functools.partial(launch_report, plan.report, here.run(), "caller")
+            plan.core.report = functools.partial(launch_report, self._report, here.run(), "caller")
         return True
 
     def _launched_here(self) -> Report:
-        return launch_report(self.plan.report, 0, "caller")
+        return launch_report(self._report, 0, "caller")
 
     def sendable(self) -> Flow[Loaded]:
         """The execution for a message. Arrays of this process alone are copied, as those of a call are."""

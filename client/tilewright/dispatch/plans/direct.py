@@ -71,7 +71,7 @@ class _Settled(ABC):
     def run(self, arrays: Sequence[Any]) -> Any:
         state = self._state
         here = state.here
-        if here is None or state.closed or self._core.closed:
+        if here is None or state.closed or self._core.closed or state.is_due:
             return MISSED
         operands = [
             arrays[source] if make is None else make() for source, make in zip(self._sources, self._made, strict=True)
@@ -109,7 +109,7 @@ class _OnHost(_Settled):
         # The same with nothing that other calls need: a small product takes no longer than this.
         state, core = self._state, self._core
         here = state.here
-        if here is None or state.closed or core.closed:
+        if here is None or state.closed or core.closed or state.is_due:
             return MISSED
         out = make()
         places = [address_of(arrays[source]) for source in self._sources[:-1]]

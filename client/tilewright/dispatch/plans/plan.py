@@ -119,6 +119,7 @@ class PlanState(PlacedPlan):
         if self.placement != "server":
             request.placement = dispatch_pb2.PLACEMENT_CALLER
             request.known_objects.extend(load_library().recent_objects())
+        self.note_choices(session)
         reply = yield Rpc(rpc.PLAN, request, self.timeout)
         if self._finalizer is not None:
             self._finalizer.detach()

@@ -56,6 +56,11 @@ class Measured:
         self._verdicts: dict[str, Verdicts[KernelConfig]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def generation(self) -> object:
+        """Changes with the measurements of any source."""
+        return tuple(source.generation() for source in self._sources)
+
     def has(self, operation: Operation[Any, Any], device: DeviceInfo) -> bool:
         """True if anything of the operation was measured on the device's arch."""
         return bool(self._shapes(operation, device))
@@ -85,7 +90,7 @@ class Measured:
     def _shapes(self, operation: Operation[Any, Any], device: DeviceInfo) -> dict[str, list[Shape]]:
         """Measurements by class of signature, read anew when a source has changed."""
         place = (operation.name, device.arch.id)
-        generation = tuple(source.generation() for source in self._sources)
+        generation = self.generation
         known = self._known.get(place)
         if known is None or known[0] != generation:
             with self._lock:
