@@ -67,6 +67,7 @@ def test_no_server_is_started_where_that_is_not_wanted(
     assert "started your server" not in done.stderr
 
 
+@pytest.mark.extended
 def test_a_server_ends_when_it_has_had_no_client_for_a_while(environment: dict[str, str], tmp_path: Path) -> None:
     serve = [sys.executable, "-m", "tilewright_tools.cli", "serve", "--idle-exit-s", "0.3"]
     with subprocess.Popen(serve, env=environment, stdout=subprocess.PIPE, text=True) as server:

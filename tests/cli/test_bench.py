@@ -18,6 +18,7 @@ RUN = Path(__file__).resolve().parents[2] / "bench" / "run.py"
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", ["gemm", "conv", "selection", "build", "service"])
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_suite_writes_tables_for_people_and_programs(suite, tmp_path):
     output = tmp_path / "figures"
     command = [sys.executable, str(RUN), "--quick", "--suite", suite, "--threads", "1", "--output", str(output)]

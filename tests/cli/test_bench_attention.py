@@ -19,6 +19,7 @@ def bench(cli: Any, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda *arguments: cli("bench", "attention", "--cache-dir", cache_dir, *QUICK, *arguments)
 
 
+@pytest.mark.extended
 def test_a_sweep_checks_and_writes_its_results(bench: Any, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
     ran = bench("--shapes", "2x4/2x17/29x32,1x2x33x32c", "--output", output)

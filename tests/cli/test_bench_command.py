@@ -21,6 +21,7 @@ def bench(cli: Any, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda *arguments: cli("bench", "gemm", "--cache-dir", cache_dir, *QUICK, *arguments)
 
 
+@pytest.mark.extended
 def test_a_sweep_writes_its_results_prints_a_table_and_is_resumed(bench: Any, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
     ran = bench("--shapes", "tiny,8x24x40", "--dtype", "fp32", "--limit", "2", "--output", output)
@@ -38,6 +39,7 @@ def test_a_sweep_writes_its_results_prints_a_table_and_is_resumed(bench: Any, tm
     assert all(line["tflops"] > 0 and line["kernel"] for line in record["problems"])
 
 
+@pytest.mark.extended
 def test_what_is_recorded_can_be_listed_carried_over_and_chosen_by(bench: Any, cli: Any, tmp_path: Path) -> None:
     database, other = tmp_path / "perf.sqlite", tmp_path / "other.sqlite"
     ran = bench("--shapes", "32x32x32", "--limit", "3", "--record", "--database", database)
@@ -59,6 +61,7 @@ def test_what_is_recorded_can_be_listed_carried_over_and_chosen_by(bench: Any, c
     assert cli("perf", "list", "--database", other, "--json").json == []
 
 
+@pytest.mark.extended
 def test_a_kernel_that_crashes_or_is_wrong_makes_the_exit_code_say_so(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +104,7 @@ def test_a_device_that_the_machine_has_not_is_what_it_lacks(bench: Any) -> None:
     assert "cpu:0" in ran.err
 
 
+@pytest.mark.extended
 def test_parts_of_a_sweep_make_the_whole(bench: Any) -> None:
     parts = [bench("--shapes", "tiny", "--limit", "1", "--shard", f"{part}/2", "--json").json for part in (1, 2)]
     sizes = [[line["problem"]["m"] for line in part["problems"]] for part in parts]

@@ -44,6 +44,7 @@ def test_a_sweep_of_every_direction_writes_its_results_and_is_resumed(bench: Any
     assert all(line["problem"]["filter"] == "3" for line in lines)
 
 
+@pytest.mark.extended
 def test_what_is_recorded_can_be_listed_and_batches_can_be_changed(bench: Any, cli: Any, tmp_path: Path) -> None:
     database = tmp_path / "perf.sqlite"
     options = ("--direction", "fwd,bwd_weight", "--batch", "3", "--dtype", "bf16")

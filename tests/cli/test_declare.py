@@ -66,6 +66,7 @@ def own(tmp_path):
     return path
 
 
+@pytest.mark.extended
 def test_a_built_configuration_has_a_name_that_run_explain_show_and_list_know(cli, target, own):
     built = cli("kernels", "build", "--config", own, "--retry-failed", "--json", "--target", target)
     assert built.code == 0, built.err
@@ -185,6 +186,7 @@ def test_a_damaged_file_of_a_registered_kernel_is_left_out(client, cache_dir):
     assert kernel.name not in [item.name for item in client.kernels.list("gemm", kernel_set="registered")]
 
 
+@pytest.mark.extended
 def test_kernels_are_not_shared_over_tcp(cache_dir):
     command = [sys.executable, "-m", "tilewright_tools.cli", "serve", "--insecure", "--listen", "127.0.0.1:0"]
     with subprocess.Popen([*command, "--cache-dir", str(cache_dir)], stdout=subprocess.PIPE, text=True) as server:

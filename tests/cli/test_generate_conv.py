@@ -63,6 +63,7 @@ def test_gemm_kernels_can_be_listed_too(cli):
 
 
 @pytest.mark.parametrize("command", ["list", "export"])
+@pytest.mark.extended
 def test_the_catalog_of_a_server_has_convolutions(command, cli, target):
     for operation in OPERATIONS:
         ran = cli("kernels", command, "--operation", operation, *(["--json"] if command == "list" else []),

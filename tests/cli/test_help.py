@@ -41,6 +41,7 @@ def test_version_is_that_of_the_distribution(cli):
     assert cli("--version").out == f"tilewright {version('tilewright')}\n"
 
 
+@pytest.mark.extended
 def test_help_loads_nothing_heavy():
     code = (
         "import sys; from tilewright_tools.cli import main; main(['--help']);"
@@ -66,6 +67,7 @@ def test_completion_can_be_shown_for_a_shell(process):
         ("kernels generate --rule-set t", {"tests", "tiny"}),
     ],
 )
+@pytest.mark.extended
 def test_the_shell_completes_commands_and_their_words(words, wanted, monkeypatch):
     line = f"tilewright {words}"
     monkeypatch.setenv("_TILEWRIGHT_COMPLETE", "complete_bash")

@@ -21,6 +21,7 @@ def some_name(target):
         return client.kernels.list("gemm", name="gemm_fp32_rcr_*", limit=1)[0].name
 
 
+@pytest.mark.extended
 def test_list_narrows_by_pattern(cli, target):
     found = cli("kernels", "list", "--name", "gemm_bf16_rcr*", "--limit", 20, "--json", "--target", target).json
     assert 0 < len(found) <= 20
@@ -31,6 +32,7 @@ def test_list_can_name_the_kernel_sets(cli, target):
     assert "default" in cli("kernels", "list", "--sets", "--target", target).out.split()
 
 
+@pytest.mark.extended
 def test_build_then_show_says_that_it_is_built(cli, target, some_name):
     ran = cli("kernels", "build", some_name, "--json", "--target", target)
     assert ran.code == 0, ran.err
@@ -56,6 +58,7 @@ def test_build_needs_to_know_what(cli, target):
     assert cli("kernels", "build", "--target", target).code == 2
 
 
+@pytest.mark.extended
 def test_validate_accepts_a_valid_configuration_from_standard_input(process, cli, target, some_name):
     config = cli("kernels", "show", some_name, "--json", "--target", target).json["config"]
     ran = process("kernels", "validate", "-", "--target", target, stdin=json.dumps(config))
@@ -90,6 +93,7 @@ def test_configuration_that_cannot_be_read_is_a_usage_error(text, cli, target):
     assert "field: config" in ran.err
 
 
+@pytest.mark.extended
 def test_explain_says_what_decided(cli, target):
     ran = cli("kernels", "explain", "gemm", 128, 256, 512, "--dtype", "bf16", "--json", "--target", target)
     assert ran.code == 0, ran.err

@@ -171,6 +171,7 @@ def analysable() -> None:
 
 
 @pytest.mark.usefixtures("analysable")
+@pytest.mark.extended
 def test_analyze_tells_cycles_limit_and_bound(cli):
     config = json.dumps({"dtype_a": "fp16", "pipeline": "compv4", "tile": [128, 128, 32], "wave": [2, 2, 1]})
     ran = cli("kernels", "analyze", "--config", config, "--arch", "gfx942", "--shape", "1024,2048,4096", "--json")

@@ -12,6 +12,7 @@ LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 ACTIVATIONS = next(item.words for item in installed_commands()["gemm"].steps if item.name == "activation")
 
 
+@pytest.mark.extended
 def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
     ran = cli("run", "gemm", 65, 33, 47, "--validate", "--json", "--target", target)
     assert ran.code == 0, ran.err
@@ -72,6 +73,7 @@ def test_table_is_for_people(cli, target):
     assert "success" in ran.out
 
 
+@pytest.mark.extended
 def test_unknown_kernel_is_an_error_with_a_status_in_the_json(cli, target):
     ran = cli("run", "gemm", 64, 64, 64, "--kernel", "nope", "--json", "--target", target)
     assert ran.code == 2
@@ -101,6 +103,7 @@ def test_no_server_at_the_target_is_unavailable(cli, tmp_path):
     assert "unavailable" in ran.err
 
 
+@pytest.mark.extended
 def test_without_a_server_one_is_started_and_ended(process, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # where no server of the user listens
     monkeypatch.delenv("TILEWRIGHT_TARGET", raising=False)

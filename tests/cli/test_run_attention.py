@@ -15,6 +15,7 @@ FORMS = {
 }
 
 
+@pytest.mark.extended
 def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
     ran = cli("run", "attention", 2, 4, 29, 32, "--heads-k", 2, "--queries", 17, "--validate", "--json",
               "--target", target)  # fmt: skip
@@ -39,6 +40,7 @@ def test_every_form_validates(form, cli, target):
     assert len(ran.json["kernels"]) >= count
 
 
+@pytest.mark.extended
 def test_a_table_is_for_people_and_explain_says_why(cli, target):
     arguments = (2, 4, 29, 32, "--heads-k", 2, "--queries", 17, "--target", target)
     ran = cli("run", "attention", *arguments, "--repeat", 2)

@@ -14,6 +14,7 @@ DIRECTIONS = {
 }
 
 
+@pytest.mark.extended
 def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
     ran = cli("run", "conv", 2, 6, 10, "9x7", "3x3", "--padding", 1, "--groups", 2, "--validate", "--json",
               "--target", target)  # fmt: skip

@@ -24,6 +24,7 @@ FEATURES = (
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize(("command", "options"), FEATURES)
+@pytest.mark.extended
 def test_every_feature_validates(command, options, cli, target):
     ran = cli("run", command, *options.split(), "--repeat", 1, "--validate", "--json", "--target", target)
     assert ran.code == 0, ran.err
@@ -33,6 +34,7 @@ def test_every_feature_validates(command, options, cli, target):
 
 @pytest.mark.some(4)
 @pytest.mark.parametrize(("command", "options"), FEATURES)
+@pytest.mark.extended
 def test_explain_takes_what_run_takes(command, options, cli, target):
     ran = cli("kernels", "explain", command, *options.split(), "--json", "--target", target)
     assert ran.code == 0, ran.err
@@ -49,6 +51,7 @@ def test_a_transposed_convolution_has_the_sizes_of_pytorchs(cli):
     assert request.attributes["input_size"] == (14, 9)
 
 
+@pytest.mark.extended
 def test_sweeps_check_and_time_what_is_fused(cli, tmp_path):
     common = ("--limit", 2, "--repeat", 2, "--warmup", 1, "--cache-dir", tmp_path, "--json")
     options = ("--shapes", "48x40x64", "--dtype", "fp32", "--groups", "48+0+9", "--bias", "--clamp", ":6")

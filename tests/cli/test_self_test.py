@@ -21,6 +21,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.extended
 def test_a_device_is_tested_and_a_report_is_written(cli: Any, target: str, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     ran = cli("doctor", "--deep", "--device", "cpu:0", "--target", target, "--report", report, "--json")

@@ -64,6 +64,7 @@ def test_full_names_are_shown_whole_where_they_are_wanted():
     assert any(NAME in line for line in lines)
 
 
+@pytest.mark.extended
 def test_a_pipe_gets_tab_separated_values_without_boxes(cli, target):
     ran = cli("kernels", "list", "--name", "gemm_fp32_rcr*", "--limit", 2, "--target", target)
     head, *rows = ran.out.splitlines()
@@ -72,6 +73,7 @@ def test_a_pipe_gets_tab_separated_values_without_boxes(cli, target):
     assert all(row.startswith("gemm_fp32_rcr") and row.count("\t") == 3 for row in rows)
 
 
+@pytest.mark.extended
 def test_an_alias_is_taken_wherever_a_name_is(cli, target):
     (kernel,) = cli("kernels", "list", "--name", "gemm_fp32_rcr*", "--limit", 1, "--json", "--target", target).json
     name, alias = kernel["name"], alias_of(kernel["name"])

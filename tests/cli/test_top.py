@@ -19,6 +19,7 @@ from tilewright_tools.cli.service.top import rows_between
 A, B = np.ones((6, 8), np.float32), np.ones((8, 5), np.float32)
 
 
+@pytest.mark.extended
 def test_launches_of_the_server_and_of_a_client_are_shown(
     tmp_path: Path, kernel_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

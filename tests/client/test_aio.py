@@ -90,6 +90,7 @@ def test_cancelling_a_call_leaves_the_client_usable(server) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.extended
 def test_a_killed_server_is_a_typed_error(own_server) -> None:
     async def main() -> None:
         async with tw.aio.connect(own_server.target) as client:

@@ -56,6 +56,7 @@ def test_masks_mean_what_they_say_in_both_layouts(client: tw.Client, qkv: Any, c
     assert report.staged_bytes == 0
 
 
+@pytest.mark.extended
 def test_masks_of_bools_and_of_numbers_are_added(client: tw.Client, qkv: Any) -> None:
     mask = np.random.default_rng(1).random((SQ, SK)) < 0.7
     mask[3] = False
@@ -93,6 +94,7 @@ def test_results_are_written_where_the_caller_wants_them(client: tw.Client, qkv:
         close(lse, sums)
 
 
+@pytest.mark.extended
 def test_dropout_follows_its_seeds(client: tw.Client, qkv: Any) -> None:
     first, rng = client.attention(*qkv, dropout_p=0.3, return_rng=True)
     again = client.attention(*qkv, dropout_p=0.3, rng=rng)
@@ -128,6 +130,7 @@ def test_blocks_of_rows_have_factors_of_their_own(client: tw.Client) -> None:
     close(o, by_hand.attend(*wide)[0], 3e-2)
 
 
+@pytest.mark.extended
 def test_as_many_pages_as_sequences_want_a_word(client: tw.Client) -> None:
     pages = [random(2, 16, HK, D).astype(tw.DTYPES["fp8"]) for _ in "kv"]
     q, table, factors = random(2, H, 1, D).astype(tw.DTYPES["fp8"]), [[1], [0]], np.array([[1, 1], [2, 2]], np.float32)
@@ -167,6 +170,7 @@ def test_sequences_end_to_end_are_attended_each_by_itself(client: tw.Client) -> 
     assert np.isneginf(lse[:, 9:]).all()
 
 
+@pytest.mark.extended
 def test_gradients_are_those_of_the_definition(client: tw.Client, qkv: Any) -> None:
     q, k, v = qkv
     do = random(B, H, SQ, D)
@@ -187,6 +191,7 @@ def test_gradients_are_those_of_the_definition(client: tw.Client, qkv: Any) -> N
     assert all((results[name] == right).all() for name, right in zip(("dq", "dk", "dv"), found, strict=True))
 
 
+@pytest.mark.extended
 def test_gradients_with_dropout_need_the_seeds_of_the_forward_pass(client: tw.Client, qkv: Any) -> None:
     q, k, v = qkv
     do = random(B, H, SQ, D)

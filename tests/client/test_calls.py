@@ -74,6 +74,7 @@ def test_every_element_type_goes_there_and_back(client: tw.Client, dtype: str) -
     assert client.gemm(a, a).dtype == default.get(dtype, tw.DTYPES[dtype])
 
 
+@pytest.mark.extended
 def test_epilogue_operands_arrive_under_their_names(client: tw.Client) -> None:
     a, b, bias, c = random(6, 5), random(5, 4), random(4), random(6, 4)
     close(client.gemm(a, b, bias=bias, c=c, alpha=0.5), 0.5 * (a @ b) + bias + c)
@@ -110,6 +111,7 @@ def test_empty_problems_are_legal(client: tw.Client) -> None:
     assert client.gemm(client.empty((0, 4)), random(4, 5)).shape == (0, 5)
 
 
+@pytest.mark.extended
 def test_packed_weights_are_kept_by_the_server_until_they_go(client: tw.Client) -> None:
     a, b = random(8, 16), random(16, 4)
     packed = client.pack_b(b, m_hint=8)

@@ -50,6 +50,7 @@ def is_channels_last(array: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(("shape", "memory"), PLACED)
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_convolution_and_its_gradients_are_what_their_definition_says(
     client: tw.Client, shape: str, memory: str
 ) -> None:
@@ -90,6 +91,7 @@ def test_gradients_are_adjoint_to_the_convolution(client: tw.Client, dtype: str)
     assert abs(products[0] - products[2]) < limit
 
 
+@pytest.mark.extended
 def test_epilogues_are_fused_under_their_names(client: tw.Client) -> None:
     x, w, bias, d = random(2, 4, 6, 5), random(6, 4, 3, 3), random(6), random(2, 6, 6, 5)
     plain = by_hand.forward(x, w, padding=1)
@@ -170,6 +172,7 @@ def test_gradients_are_added_to_older_ones_in_their_own_memory(client: tw.Client
     ids=["2d", "1d", "3d", "asymmetric"],
 )
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_transposed_convolution_is_the_gradient_of_the_image_by_name(
     client: tw.Client, x_shape: Any, w_shape: Any, more: Any, size: Any
 ) -> None:
@@ -267,6 +270,7 @@ def test_the_asyncio_client_has_the_same(real_server: Any) -> None:
     close(dw, by_hand.backward_weight(x, dy, (6, 4, 3, 3)), 2e-4)
 
 
+@pytest.mark.extended
 def test_without_shared_memory_results_keep_their_layout(remote_target: str) -> None:
     with tw.connect(remote_target) as client:
         x, w = channels_last(None, random(2, 4, 6, 5)), random(6, 4, 3, 3)

@@ -14,6 +14,7 @@ from tilewright.tensor import dlpack
 
 
 @pytest.mark.parametrize("arguments", [{}, {"max_version": (1, 0)}])
+@pytest.mark.extended
 def test_a_capsule_of_numpy_is_read_and_given_back(arguments: dict) -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)[:, 1::2]
     before = sys.getrefcount(array)

@@ -145,6 +145,7 @@ def test_a_page_may_be_read_by_two_while_neither_writes_it(client: tw.Client) ->
     np.testing.assert_array_equal(given["v_cache"][0, 4:6], given["v_new"][1].swapaxes(0, 1))
 
 
+@pytest.mark.extended
 def test_a_kernel_of_another_signature_is_refused(client: tw.Client) -> None:
     q, k, v = random(1, H, 3, D), random(1, HK, 5, D), random(1, HK, 5, D)
     client.attention(q, k, v)

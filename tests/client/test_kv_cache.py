@@ -40,6 +40,7 @@ class Told:
         return by_hand.attend(q[None], k, v, seen)[0][0]
 
 
+@pytest.mark.extended
 def test_a_step_appends_and_attends_whatever_sequences_it_is_for(client: tw.Client) -> None:
     told = Told()
     with client.kv_cache(20, 16, HK, D, dtype="fp32", sequences=5, max_pages=6) as cache:
@@ -153,6 +154,7 @@ def test_as_many_keys_as_queries_are_appended(client: tw.Client) -> None:
             close(y[place], told.attend(item, q[place]))
 
 
+@pytest.mark.extended
 def test_the_server_frees_a_cache_when_it_is_closed(client: tw.Client) -> None:
     before = objects(client)
     cache = client.kv_cache(4, 16, HK, D, dtype="fp32", sequences=1)
@@ -164,6 +166,7 @@ def test_the_server_frees_a_cache_when_it_is_closed(client: tw.Client) -> None:
         cache.add()
 
 
+@pytest.mark.extended
 def test_a_cache_ends_with_its_session(own_real_server: Any) -> None:
     with tw.connect(own_real_server.target) as client:
         cache = client.kv_cache(4, 16, HK, D, dtype="fp32", sequences=1)

@@ -141,6 +141,7 @@ def test_a_killed_server_is_a_typed_error_for_everything_under_way(own_server) -
 
 
 @pytest.mark.parametrize("kind", ["own_server", "own_real_server"])
+@pytest.mark.extended
 def test_after_a_restart_reconnecting_revives_arrays_and_plans(kind, request) -> None:
     own_server = request.getfixturevalue(kind)
     with tw.connect(own_server.target, launch="server", reconnect=False) as client:
@@ -183,6 +184,7 @@ def in_child(work) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["server", "real_server"])
+@pytest.mark.extended
 def test_a_forked_child_gets_a_session_of_its_own(kind, request) -> None:
     with tw.connect(request.getfixturevalue(kind).target) as client:
         a = client.zeros((100, 100))
@@ -265,6 +267,7 @@ def test_many_clients_leave_no_descriptor_behind(server) -> None:
     assert descriptors() <= before + 2
 
 
+@pytest.mark.extended
 def test_a_server_that_stops_in_order_ends_the_session(own_real_server) -> None:
     with tw.connect(own_real_server.target, launch="server", timeout=0.5) as client:
         a = client.zeros((4, 4))

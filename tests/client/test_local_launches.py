@@ -41,6 +41,7 @@ def has_bindings(client: tw.Client, wanted: int) -> bool:
     return count == wanted
 
 
+@pytest.mark.extended
 def test_a_bound_plan_is_launched_over_the_local_socket(client: tw.Client) -> None:
     bound, a, b = bound_product(client)
     for _ in range(3):
@@ -60,6 +61,7 @@ def test_a_bound_plan_is_launched_over_the_local_socket(client: tw.Client) -> No
     assert has_bindings(client, 0)
 
 
+@pytest.mark.extended
 def test_a_plan_that_is_called_again_and_again_is_bound_by_itself(client: tw.Client) -> None:
     a, b, c = client.asarray(random(16, 16)), client.asarray(random(16, 16)), client.empty((16, 16))
     plan = client.plan_gemm(a, b)
@@ -180,6 +182,7 @@ def test_the_end_of_a_session_ends_its_bindings_and_regions(real_server) -> None
         assert objects(other) == (0, 0, 0)
 
 
+@pytest.mark.extended
 def test_after_a_restart_bound_plans_are_bound_again(own_real_server) -> None:
     with tw.connect(own_real_server.target, launch="server", reconnect=False) as client:
         bound, a, b = bound_product(client)
@@ -263,6 +266,7 @@ def end_worker(server) -> None:
     found[0].kill()
 
 
+@pytest.mark.extended
 def test_launches_go_to_the_process_of_a_device_and_survive_it(isolating_server) -> None:
     with tw.connect(isolating_server.target) as client:
         a = random(32, 32)

@@ -166,6 +166,7 @@ def reason(case):
 @pytest.mark.parametrize(
     "operator", [pytest.param(name, marks=[pytest.mark.extended] * (name == "Attention")) for name in OPERATORS]
 )
+@pytest.mark.some(2)
 def test_nodes_are_computed_as_onnx_has_them(operator, cases, client):
     ran, wrong = 0, {}
     for case in cases[operator]:

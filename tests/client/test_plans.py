@@ -121,6 +121,7 @@ def test_a_failed_execution_fails_alone(fake_client: tw.Client) -> None:
         bad()
 
 
+@pytest.mark.extended
 def test_plans_are_released_when_they_go(client: tw.Client) -> None:
     a = client.zeros((2, 2))
     plan = client.plan_gemm(a, a)

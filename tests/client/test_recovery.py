@@ -31,6 +31,7 @@ def restart(server: Any) -> None:
 
 
 @KINDS
+@pytest.mark.extended
 def test_after_a_restart_everything_goes_on_by_itself(kind: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(kind)
     with tw.connect(server.target, launch="server") as client:
@@ -68,6 +69,7 @@ def test_after_a_restart_everything_goes_on_by_itself(kind: str, request: pytest
 
 
 @KINDS
+@pytest.mark.extended
 def test_the_asyncio_client_goes_on_too(kind: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(kind)
 
@@ -166,6 +168,7 @@ def test_what_had_begun_is_of_unknown_outcome_and_not_made_again(own_server: Any
             close(stream.submit(a, a).result(10), a @ a)
 
 
+@pytest.mark.extended
 def test_a_pipeline_says_what_failed_and_goes_on(own_real_server: Any) -> None:
     with tw.connect(own_real_server.target, launch="server") as client:
         a = client.asarray(random(8, 8))
@@ -186,6 +189,7 @@ def test_a_pipeline_says_what_failed_and_goes_on(own_real_server: Any) -> None:
         close(bound.out, a @ a)
 
 
+@pytest.mark.extended
 def test_many_sessions_leave_nothing_behind(server: Any) -> None:
     def held() -> tuple[int, int]:
         gc.collect()
@@ -322,6 +326,7 @@ def killed_again_and_again(server: Any, restarts: int) -> None:
     assert memory[-1][1] - middle[1] < 24, memory
 
 
+@pytest.mark.extended
 def test_a_server_that_is_killed_again_and_again_spoils_no_result(own_real_server: Any) -> None:
     killed_again_and_again(own_real_server, 3)
 

@@ -77,6 +77,7 @@ def tensors(torch: Any, base: int) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["legacy", "pool", "mapped"])
+@pytest.mark.extended
 def test_memory_of_every_kind_is_mapped_and_used(client, gpu, torch, kind: str) -> None:
     allocate = {
         "legacy": lambda: gpu.allocate(2 << 20),
@@ -302,6 +303,7 @@ def own_target(libraries: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.extended
 def test_the_death_of_a_client_leaves_nothing(own_target, gpu, torch, libraries) -> None:
     with tw.connect(own_target) as client:
         check_that_death_leaves_nothing(client, own_target, gpu, torch, libraries[1])
@@ -327,6 +329,7 @@ def check_that_death_leaves_nothing(client: tw.Client, target: str, gpu: Gpu, to
 
 
 @pytest.mark.parametrize("how", ["bound", "called"])
+@pytest.mark.extended
 def test_a_device_that_is_replaced_is_used_again_by_itself(own_target, gpu, torch, how: str) -> None:
     with tw.connect(own_target, launch="server") as client:
         a, b, out = tensors(torch, gpu.allocate(1 << 20))

@@ -104,6 +104,7 @@ def test_a_field_changed_alone_changes_name_key_and_unit(field: str) -> None:
 
 @given(st.fixed_dictionaries({}, optional={name: st.just(value) for name, value in OTHER.items()}))
 @settings(max_examples=200)
+@pytest.mark.extended
 def test_configurations_come_back_from_their_dict(changes: dict[str, Any]) -> None:
     config = ConvConfig(**changes)
     assert ConvConfig.from_dict(config.to_dict()) == config

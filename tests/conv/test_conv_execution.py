@@ -37,6 +37,7 @@ of = TensorDesc.of
     ids=str,
 )
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_every_direction_type_and_order_is_right_for_all_sizes(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order
 ) -> None:
@@ -79,6 +80,7 @@ SMALL_GROUPS = (
     ids=lambda value: str(value) if not isinstance(value, tuple) else "depthwise" if value is VECTORS else "groups",
 )
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_whole_vectors_of_channels_are_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, cases: tuple[Case, ...]
 ) -> None:
@@ -87,6 +89,7 @@ def test_whole_vectors_of_channels_are_right(
 
 @pytest.mark.parametrize("direction", Direction, ids=str)
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_every_candidate_of_a_problem_is_right(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:
@@ -103,6 +106,7 @@ def test_every_candidate_of_a_problem_is_right(
 @pytest.mark.parametrize(("first", "second"), [("fp8", "fp8"), ("bf8", "fp8"), ("fp8", "bf8"), ("bf8", "bf8")])
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_forward_takes_floats_of_8_bits_in_any_pair(
     conv_runner: ConvRunner, device: DeviceInfo, first: str, second: str, order: Order
 ) -> None:
@@ -121,6 +125,7 @@ def test_forward_takes_integers(conv_runner: ConvRunner, device: DeviceInfo, ord
 
 
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.extended
 def test_the_epilogue_of_forward_is_that_of_products(conv_runner: ConvRunner, device: DeviceInfo, order: Order) -> None:
     one = {"bias": of("fp32", (PLAIN.k,)), "d[0]": PLAIN.tensor("y", "fp32", order)}
     two = {**one, "d[1]": PLAIN.tensor("y", "bf16", order)}
@@ -148,6 +153,7 @@ def test_transposed_convolution_takes_a_bias_and_an_activation(
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", GRADIENTS, ids=str)
 @pytest.mark.some(5)
+@pytest.mark.extended
 def test_gradients_are_added_to_what_is_there(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str, order: Order, in_place: bool
 ) -> None:
@@ -163,6 +169,7 @@ def test_gradients_are_added_to_what_is_there(
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.extended
 def test_gradients_of_weights_come_in_fp32_too(conv_runner: ConvRunner, device: DeviceInfo, dtype: str) -> None:
     requests = [case.request(WEIGHT, dtype, out_dtype="fp32") for case in (SMALL[3], SMALL[5])]
     for item in check_all(conv_runner, device, requests):
@@ -179,6 +186,7 @@ def test_no_images_give_nothing_or_no_gradient(
 
 
 @pytest.mark.parametrize("direction", Direction, ids=str)
+@pytest.mark.extended
 def test_tensors_may_be_parts_of_larger_ones(conv_runner: ConvRunner, device: DeviceInfo, direction: Direction) -> None:
     """Rows with a gap behind them, every second image, channels of a wider tensor."""
     for case in (SMALL[2], SMALL[4], SMALL[5]):
@@ -209,6 +217,7 @@ def test_broadcast_inputs_are_read_as_they_are(
 
 @pytest.mark.parametrize("direction", Direction, ids=str)
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_threads_of_a_team_agree_with_one_alone(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction
 ) -> None:

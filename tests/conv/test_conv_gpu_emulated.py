@@ -79,6 +79,7 @@ def test_what_is_selected_is_right(
 @pytest.mark.parametrize("case", [EVEN, GROUPS, DEPTHWISE, STRIDED], ids=str)
 @pytest.mark.parametrize("direction", Direction, ids=str)
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_one_kernel_of_every_kind_is_right(
     emulated: ConvEmulated, hopper: DeviceInfo, direction: Direction, case: Case
 ) -> None:
@@ -95,6 +96,7 @@ def test_one_kernel_of_every_kind_is_right(
 
 
 @pytest.mark.parametrize("direction", [DATA, WEIGHT], ids=str)
+@pytest.mark.extended
 def test_gradients_are_added_to_what_is_there(emulated: ConvEmulated, hopper: DeviceInfo, direction: Direction) -> None:
     name = "dx" if direction is DATA else "dw"
 
@@ -110,6 +112,7 @@ def test_gradients_are_added_to_what_is_there(emulated: ConvEmulated, hopper: De
         check(emulated, hopper, each)
 
 
+@pytest.mark.extended
 def test_slices_of_pixels_are_added(emulated: ConvEmulated, hopper: DeviceInfo) -> None:
     for case in (EVEN, GROUPS, DEPTHWISE):
         check(emulated, hopper, case.request(WEIGHT, "fp16", split_k=3, out_dtype="fp32"))

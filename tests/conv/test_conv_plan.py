@@ -208,6 +208,7 @@ def gpu_config(direction: Direction, mapped: bool) -> ConvConfig:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("direction", Direction, ids=str)
 @pytest.mark.some(2)
+@pytest.mark.extended
 def test_workspace_formulas_agree_with_the_kernels_own(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, dtype: str
 ) -> None:

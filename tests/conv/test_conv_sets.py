@@ -64,6 +64,7 @@ def test_rule_sets_have_valid_kernels_with_names_of_their_own(arch: ArchSpec, di
     assert kernels or (name == "profiler" and arch.kind == "hip" and arch.wave_size == 32)
 
 
+@pytest.mark.extended
 def test_no_two_kernels_of_any_set_and_arch_share_a_name() -> None:
     seen: dict[str, ConvConfig] = {}
     for name in tilewright_arch.names():

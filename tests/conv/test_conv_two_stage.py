@@ -64,6 +64,7 @@ def test_what_is_accumulated_is_added_once(conv_runner: ConvRunner, device: Devi
         assert [stage.role for stage in item.plan.stages] == ["partial", "reduce"]
 
 
+@pytest.mark.extended
 def test_nothing_is_read_where_the_workspace_was_not_written(conv_runner: ConvRunner, device: DeviceInfo) -> None:
     """The runner fills workspaces with NaNs: one that is read shows in the result."""
     for case in (DENSE, GROUPS, DEPTHWISE):

@@ -35,6 +35,7 @@ def test_the_page_has_its_commands() -> None:
     assert len(PYTHON) == 1
 
 
+@pytest.mark.extended
 def test_the_commands_of_the_page_run_in_its_order(folder: Path, environment: dict[str, str]) -> None:
     for line in COMMANDS:
         words = shlex.split(line)

@@ -50,6 +50,7 @@ UNCHANGED = partly(PLAIN.values(), lambda mutant: {mutant.case} & MET)
 
 @pytest.mark.parametrize("mutant", UNCHANGED, ids=lambda mutant: str(mutant.case))
 @pytest.mark.some(2)
+@pytest.mark.extended
 def test_what_is_not_changed_is_right(mutant: ConvMutant, tmp_path: Path) -> None:
     run(mutant, False, tmp_path)
 

@@ -47,12 +47,14 @@ def test_what_is_not_changed_is_right(mutant: FmhaMutant, tmp_path: Path) -> Non
     ),
     ids=lambda mutant: mutant.case,
 )
+@pytest.mark.extended
 def test_planned_kernels_that_are_not_changed_are_right(mutant: FmhaMutant, tmp_path: Path) -> None:
     run_planned(mutant, tmp_path)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.kind.replace(" ", "_"))
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = planted(mutant, tmp_path)
     for module in (fmha_gpu_case, test_fmha_gpu_emulated):  # headers in quotes are looked for there first

@@ -263,6 +263,7 @@ def wide_integers(a: int, b: int) -> int:
 
 @pytest.mark.parametrize("arch", ALL)
 class TestAtomics:
+    @pytest.mark.extended
     def test_counters(self, folder: Path, arch: str) -> None:
         c, w, f = zeros(16 + 1024), zeros(1, np.uint64), zeros(1, np.float32)
         checks = Checks(global_races=False)

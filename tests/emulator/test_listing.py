@@ -62,6 +62,7 @@ def told(function: Function) -> list[tuple[object, ...]]:
 @pytest.mark.skipif(not have_objdump(), reason="needs llvm-objdump 19 or later, to compare with")
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", ["calls", "compv3", "compv4"])
+@pytest.mark.some(2)
 def test_the_listing_says_what_the_disassembler_says(kind: str, arch: str, tmp_path: Path) -> None:
     text = PRELUDE + CALLS if kind == "calls" else gemm({"compv3": COMPV3, "compv4": COMPV4}[kind], arch)
     image = listed(tmp_path, text, arch)

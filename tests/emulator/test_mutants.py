@@ -61,6 +61,7 @@ def made(mutant: Mutant | None, arch: str, config: AmdConfig, folder: Path) -> O
 
 @pytest.mark.parametrize("case", PLAIN.values(), ids=lambda case: str(case.kind))
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_what_is_not_changed_is_right(case: Mutant, tmp_path: Path) -> None:
     config = case.kernel("gfx942")
     report = made(None, "gfx942", config, tmp_path).run(config, case.sizes, case.split_k)
@@ -81,6 +82,7 @@ def shown(case: tuple[Mutant, str]) -> set[Hashable]:
     ids=lambda part: part if isinstance(part, str) else part.kind,
 )
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> None:
     config = mutant.kernel(arch)
     kernel = made(mutant, arch, config, tmp_path)
@@ -98,6 +100,7 @@ def test_what_has_none_of_the_further_bugs_is_right(case: Mutant, tmp_path: Path
 
 @pytest.mark.parametrize("mutant", AMD_MUTANTS, ids=lambda mutant: str(mutant.kind))
 @pytest.mark.some(2)
+@pytest.mark.extended
 def test_further_planted_bugs_are_caught(mutant: Mutant, tmp_path: Path) -> None:
     config = mutant.kernel(mutant.arch or "gfx942")
     kernel = made(mutant, config.arch, config, tmp_path)
@@ -129,6 +132,7 @@ LEFT_OUT = [
 
 @pytest.mark.parametrize(("arch", "pipeline"), partly(LEFT_OUT, lambda case: {case[0], str(case[1])}))
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_every_wait_and_barrier_is_needed(arch: str, pipeline: dict[str, Any], tmp_path: Path) -> None:
     """Takes one wait or barrier after the other out of a finished kernel; a wait together with what repeats it.
 

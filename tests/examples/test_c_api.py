@@ -37,6 +37,7 @@ def ran(program: Path, bundle: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(program)], env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.extended
 def test_product_convolution_and_attention_are_right(program: Path, tmp_path: Path, kernel_cache: Path) -> None:
     bundle = tmp_path / "model.twb"
     assert main(["bundle", "build", *SHAPES, "--cache-dir", str(kernel_cache), "-o", str(bundle)]) == 0

@@ -116,6 +116,7 @@ def tilewright(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+@pytest.mark.extended
 def test_the_commands_run_explain_and_bench_know_the_example(tilewright: Any) -> None:
     assert "rmsnorm" in tilewright("run", "--help")
     record = json.loads(tilewright("run", "rmsnorm", "33", "384", "--validate", "--json"))
@@ -128,6 +129,7 @@ def test_the_commands_run_explain_and_bench_know_the_example(tilewright: Any) ->
     assert (line["problem"]["columns"], line["tried"], line["failed"]) == (100, 1, 0)
 
 
+@pytest.mark.extended
 def test_the_demonstration_shows_the_example(tilewright: Any) -> None:
     record = json.loads(tilewright("demo", "--size", "64", "--dtype", "rmsnorm", "--json"))
     assert [(row["what"], row["check"]["ok"]) for row in record["rows"]] == [("rmsnorm fp32", True)]

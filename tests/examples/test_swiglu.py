@@ -63,6 +63,7 @@ def execute(engine: Engine, request: OperationRequest, arrays: dict[str, Any]) -
 @pytest.mark.parametrize(
     ("dtype", "sizes"), [("fp32", (33, 70, 51, 29)), ("bf16", (8, 128, 96, 64)), ("fp32", (1, 1, 1, 1))]
 )
+@pytest.mark.extended
 def test_it_computes_the_feed_forward_block(engine: Engine, dtype: str, sizes: tuple[int, int, int, int]) -> None:
     request, operation = request_of(dtype, *sizes), engine.operations["swiglu"]
     rng = np.random.default_rng(7)
@@ -74,6 +75,7 @@ def test_it_computes_the_feed_forward_block(engine: Engine, dtype: str, sizes: t
     assert compare(execute(engine, request, arrays), truth, DType(dtype), sizes[2]).passed
 
 
+@pytest.mark.extended
 def test_it_keeps_the_contract(engine: Engine) -> None:
     archs = [engine.devices.info().arch, tilewright_arch.load("sm_80"), tilewright_arch.load("sm_90a")]
     check_plugin(engine.operations["swiglu"], archs=archs, per_arch=16).raise_if_failed()

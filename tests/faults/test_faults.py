@@ -88,6 +88,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+@pytest.mark.extended
 def test_a_planted_leak_is_found(tmp_path: Path) -> None:
     """A descriptor that is forgotten where memory cannot be mapped, and nowhere else."""
     command = python(PLANTED.format(script=FAKE[1]))

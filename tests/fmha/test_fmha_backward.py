@@ -155,6 +155,7 @@ def run(runner: FmhaRunner, case: Case, device: DeviceInfo, seed: int) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_pairs_of_features(runner: FmhaRunner, case: Case, device: DeviceInfo) -> None:
     run(runner, case, device, 1)
 

@@ -81,6 +81,7 @@ CASES: dict[str, tuple[Descs, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_waves_share_keys(name: str, gpu: DeviceInfo, folder: Path) -> None:
     tensors, words = CASES[name]
     request = OperationRequest(ATTENTION, tensors, {}, words)
@@ -131,6 +132,7 @@ def test_pages_outside_the_cache_are_told_and_not_read(gpu: DeviceInfo, folder: 
     assert np.allclose(have["lse"], truth["lse"], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.extended
 def test_queries_beside_an_eight_bit_cache_may_be_large(gpu: DeviceInfo, folder: Path) -> None:
     """They are multiplied as fp16, scaled by a power of two: others times such a power give the same bits."""
     tensors = dense("bf16", 1, 300, 64, 32, cache="fp8")

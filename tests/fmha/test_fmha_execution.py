@@ -172,6 +172,7 @@ def test_pairs_of_features_over_pages(runner: FmhaRunner, case: CacheCase, devic
 
 
 @pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.some(4)
 def test_families(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     request = of_words(name)
     problem, plan = planned(request, device)

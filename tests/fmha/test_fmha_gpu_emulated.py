@@ -111,6 +111,7 @@ def run(
 
 @pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.some(2)
+@pytest.mark.extended
 def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> None:
     operation, tensors, words, family = REQUESTS[name]
     outputs = {"seqlens_out": ints(2)} if name == "append" else {}
@@ -135,6 +136,7 @@ def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> 
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(5, 0), (0, 7)])
+@pytest.mark.extended
 def test_gradients_without_queries_or_keys_are_zeros(
     queries: int, keys: int, deterministic: bool, gpu: DeviceInfo, folder: Path
 ) -> None:
@@ -163,6 +165,7 @@ LAYOUTS: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
 @pytest.mark.parametrize("pipeline", ["qr", "qr_async"])
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_results_have_any_layout(name: str, pipeline: str, gpu: DeviceInfo, folder: Path) -> None:
     dtype, results, strides = LAYOUTS[name]
     tensors = {"q": desc(dtype, 2, 2, 70, 24), "k": desc(dtype, 2, 1, 75, 24), "v": desc(dtype, 2, 1, 75, 40)}

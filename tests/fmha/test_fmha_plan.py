@@ -182,6 +182,7 @@ def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunne
     return FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("workspaces"))
 
 
+@pytest.mark.extended
 def test_kernels_say_the_same_figure_of_scratch_memory(runner: FmhaRunner, device: DeviceInfo) -> None:
     plans = []
     for case, operation in (

@@ -67,6 +67,7 @@ def cut(hdim: tuple[int, int] = (128, 128), **fields: Any) -> FmhaConfig:
 @pytest.mark.parametrize("hdim", GRADIENT_HEADS, ids=str)
 @pytest.mark.parametrize("features", FEATURES, ids=lambda item: "-".join(item))
 @pytest.mark.some(2)
+@pytest.mark.extended
 def test_every_kernel_compiles_and_is_what_the_planner_says(
     features: dict[str, Any], hdim: tuple[int, int], tmp_path: Path
 ) -> None:

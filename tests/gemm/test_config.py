@@ -130,6 +130,7 @@ configs = st.builds(
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(configs, min_size=2, max_size=30))
+@pytest.mark.extended
 def test_names_are_injective_and_records_come_back(drawn: list[GemmConfig]) -> None:
     assert len({config.name for config in drawn}) == len(set(drawn))
     for config in drawn:

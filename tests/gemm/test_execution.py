@@ -90,6 +90,7 @@ def blocked_by_two(request: OperationRequest, device: DeviceInfo, scheduler: str
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 @pytest.mark.some(8)
+@pytest.mark.extended
 def test_every_type_and_layout_is_right_with_padded_leading_dimensions(
     runner: Runner, device: DeviceInfo, a: str, b: str, layout: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_few_rows_and_few_columns_are_streamed_right(
     assert stream is not None
 
 
+@pytest.mark.extended
 def test_every_candidate_of_a_problem_is_right(runner: Runner, device: DeviceInfo) -> None:
     request = OperationRequest("gemm", {"a": matrix("fp32", 31, 90, "r"), "b": matrix("fp32", 90, 70, "r")})
     candidates = GEMM.candidates(GEMM.parse(request), device)
@@ -242,6 +244,7 @@ def test_batches_of_heads_split_from_features_need_no_copy(runner: Runner, devic
 
 
 @pytest.mark.parametrize("scheduler", ["intrawave", "interwave"])
+@pytest.mark.extended
 def test_groups_of_products_of_different_sizes_run_in_one_dispatch(
     runner: Runner, device: DeviceInfo, scheduler: str
 ) -> None:
@@ -271,6 +274,7 @@ def test_split_k_adds_slices_in_a_fixed_order(runner: Runner, device: DeviceInfo
     assert first == second
 
 
+@pytest.mark.extended
 def test_threads_of_a_team_agree_with_one_alone(runner: Runner, device: DeviceInfo) -> None:
     request = OperationRequest("gemm", {"a": matrix("fp32", 150, 700, "r"), "b": matrix("fp32", 700, 130, "c")})
     problem = GEMM.parse(request)
@@ -313,6 +317,7 @@ def test_a_packed_b_serves_products_and_can_be_unpacked(
 
 
 @pytest.mark.parametrize(("dtype", "out"), [("fp32", "fp32"), ("fp32", "fp16"), ("int8", "int32"), ("bf16", "fp32")])
+@pytest.mark.extended
 def test_workspace_formulas_agree_with_the_kernels_own(
     runner: Runner, device: DeviceInfo, dtype: str, out: str
 ) -> None:

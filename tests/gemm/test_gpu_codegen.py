@@ -136,6 +136,7 @@ def test_the_space_for_a_first_tuning_can_be_measured_in_one_go() -> None:
 @pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
 @pytest.mark.parametrize(("name", "ws"), [("sm_80", False), ("sm_90a", False), ("sm_90a", True)])
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_shared_memory_and_threads_are_what_the_kernels_state(name: str, ws: bool) -> None:
     configs, arch = kernels(name)
     chosen = [config for config in configs if is_specialised(config, arch) == ws]

@@ -155,6 +155,7 @@ def test_odd_sizes_in_every_layout(layout: str, fields: dict[str, Any], emulated
     check(emulated, request(layout), hopper, **fields)
 
 
+@pytest.mark.extended
 def test_slices_of_k_and_groups_and_batches(emulated: Emulated, hopper: DeviceInfo) -> None:
     split = OperationRequest("gemm", {"a": of("fp16", (40, 500)), "b": of("fp16", (500, 70))})
     plan = check(emulated, split, hopper, split_k=5, persistent=True)
@@ -168,6 +169,7 @@ def test_slices_of_k_and_groups_and_batches(emulated: Emulated, hopper: DeviceIn
     check(emulated, OperationRequest("gemm", batch, {}, {"alpha": 0.5}), hopper, split_k=2)
 
 
+@pytest.mark.extended
 def test_what_is_chosen_for_unaligned_operands_is_right(emulated: Emulated, hopper: DeviceInfo) -> None:
     request = OperationRequest("gemm", {"a": of("bf16", (33, 77)), "b": of("bf16", (77, 41), (1, 77))})
     problem = GEMM.parse(request)
@@ -175,6 +177,7 @@ def test_what_is_chosen_for_unaligned_operands_is_right(emulated: Emulated, hopp
         check(emulated, request, hopper, **{name: getattr(config, name) for name in ("tile", "wave", "stages")})
 
 
+@pytest.mark.extended
 def test_products_that_are_composed_hand_results_on_in_the_workspace(emulated: Emulated, hopper: DeviceInfo) -> None:
     """As a plugin that builds on GEMM does; the first product shares K, and so needs scratch and counters."""
     m, n, k = 40, 48, 512

@@ -122,6 +122,7 @@ PROBLEMS = {
 @needs_compiler
 @pytest.mark.parametrize("name", HIP_ARCHS)
 @pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.extended
 def test_what_is_chosen_for_a_problem_computes_it(problem: str, name: str) -> None:
     inputs, attributes = PROBLEMS[problem]
     request = OperationRequest("gemm", inputs, {}, attributes)
@@ -143,6 +144,7 @@ ODD = ((1, 3), (1, 5), (1, 7), (3, 1), (3, 3))
     ),
     ids=str,
 )
+@pytest.mark.extended
 def test_results_of_waves_with_odd_numbers_of_warp_tiles_are_shuffled(
     repeats: tuple[int, int], pipeline: str, name: str
 ) -> None:

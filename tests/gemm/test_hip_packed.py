@@ -80,6 +80,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "key", "warp"), partly(CASES, lambda case: {(case[0], case[1]), (case[0], case[2]), (case[1], case[2])})
 )
+@pytest.mark.extended
 def test_products_with_packed_b_are_right(name: str, key: str, warp: Triple) -> None:
     target = device(name)
     runner = runner_of(name)

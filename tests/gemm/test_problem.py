@@ -294,6 +294,7 @@ attribute_names = st.sampled_from(
     st.dictionaries(names, descs | plain, max_size=2),
     st.dictionaries(attribute_names, values, max_size=3),
 )
+@pytest.mark.extended
 def test_parsing_raises_nothing_but_typed_errors(inputs: Any, outputs: Any, attributes: Any) -> None:
     for parser in (parse_gemm, parse_pack_b):
         require_problem_or_refusal(parser, OperationRequest("gemm", inputs, outputs, attributes))

@@ -204,6 +204,7 @@ def test_random_configurations_are_mended_or_refused_with_a_reason(count: int, a
     assert sum(mended(first + index, arch) for index in range(count)) >= SEEDS[count]
 
 
+@pytest.mark.extended
 def test_a_sample_of_mended_configurations_compiles_and_is_right(
     runner: Runner, cpu: ArchSpec, device: DeviceInfo
 ) -> None:

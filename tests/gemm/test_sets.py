@@ -87,6 +87,7 @@ def test_the_default_set_has_kernels_for_every_type_of_every_arch(arch: ArchSpec
         assert PACK_B_SETS["default"].expand(arch, RULES)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 def test_sweeps_cover_the_variants_of_the_generator() -> None:
     assert set(SWEEPS) == {"standard", "preshuffle", "multi_d", "batched", "grouped", "stream_k"}
     assert set(SPACES) == {"tune_hopper", "sweep_hopper", *(f"sweep_{name}" for name in SWEEPS)}

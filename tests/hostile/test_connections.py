@@ -30,6 +30,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("first", [b"", PREFACE], ids=["silent", "greeted"])
+@pytest.mark.extended
 def test_connections_of_one_process_leave_descriptors_to_others(
     tmp_path: Path, many_descriptors: None, first: bytes
 ) -> None:
@@ -48,6 +49,7 @@ def test_connections_of_one_process_leave_descriptors_to_others(
         assert "connections of gRPC" in server.log()
 
 
+@pytest.mark.extended
 def test_slow_requests_of_http_give_way(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, http_listen="127.0.0.1:0") as server, contextlib.ExitStack() as opened:
         assert eventually(lambda: "HTTP at" in server.log())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from hostile_servers import LIMITED, RUN, WAIT_S, bystander_lives, channel
 from rpc_harness import FAKE, Client, ServerProcess, detail_of, eventually, refused
 
@@ -55,6 +56,7 @@ def buffer_of(client: Client, nbytes: int) -> int:
     return client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=nbytes)).buffer
 
 
+@pytest.mark.extended
 def test_replies_that_nobody_reads_are_bounded(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, unread_bytes=64 * MIB) as server, Client(server.addresses[0]) as client:
         buffer = buffer_of(client, 4 * MIB)
@@ -73,6 +75,7 @@ def test_replies_that_nobody_reads_are_bounded(tmp_path: Path) -> None:
         assert eventually(lambda: len(client.memory.ReadBuffer(request, timeout=WAIT_S).data) == 4 * MIB)
 
 
+@pytest.mark.extended
 def test_large_requests_without_a_session_are_refused(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, channel(server.addresses[0]) as way:
         run = way.unary_unary(RUN)
@@ -89,6 +92,7 @@ def test_large_requests_without_a_session_are_refused(tmp_path: Path) -> None:
         assert peak.grown_mib() < 500  # of 2160; a message takes more than its bytes while gRPC takes it apart
 
 
+@pytest.mark.extended
 def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, request_bytes=64 * MIB, workers=4) as server, Client(server.addresses[0]) as client:
         plan = client.plan(4, seconds=0.2)
@@ -132,6 +136,7 @@ def test_streams_that_are_not_read_are_bounded_together(tmp_path: Path) -> None:
         assert peak.grown_mib() < 16 + 150
 
 
+@pytest.mark.extended
 def test_a_limit_of_address_space_refuses_and_does_not_end(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIMITED, "RLIMIT_AS", str(3 << 30), *FAKE]
     with ServerProcess(tmp_path, command) as server, Client(server.addresses[0]) as client:
@@ -150,6 +155,7 @@ def test_a_limit_of_address_space_refuses_and_does_not_end(tmp_path: Path) -> No
         assert server.stop() == 0, server.log()
 
 
+@pytest.mark.extended
 def test_requests_of_nothing_but_fields_are_not_parsed(tmp_path: Path) -> None:
     """Empty operands take two bytes each, and a hundred when they are parsed, which holds up all threads."""
     with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:

@@ -30,6 +30,7 @@ def another_process_lives(address: str) -> None:
     assert done.stdout == "lives\n", done.stderr
 
 
+@pytest.mark.extended
 def test_one_process_cannot_have_all_sessions(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, max_sessions=64) as server, contextlib.ExitStack() as clients:
         address = server.addresses[0]
@@ -59,6 +60,7 @@ def opens(client: Client) -> bool:
         lease.cancel()
 
 
+@pytest.mark.extended
 def test_one_process_cannot_have_all_streams(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, max_streams=32) as server, Client(server.addresses[0]) as attacker:
         hold = threading.Event()
@@ -84,6 +86,7 @@ def test_one_process_cannot_have_all_streams(tmp_path: Path) -> None:
             assert list(stream) == []
 
 
+@pytest.mark.extended
 def test_one_process_cannot_have_all_local_connections(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, local_connections=64) as server, Client(server.addresses[0]) as client:
         path = client.opened.local_socket
@@ -106,6 +109,7 @@ def greets(path: str, token: bytes) -> bool:
             return False
 
 
+@pytest.mark.extended
 def test_sparse_memory_does_not_fill_the_address_space(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, region_bytes=1 << 40) as server, Client(server.addresses[0]) as client:
         files = []
@@ -143,6 +147,7 @@ def calls(client: Client) -> bool:
     return True
 
 
+@pytest.mark.extended
 def test_who_connects_and_says_nothing_is_let_go(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
@@ -171,6 +176,7 @@ def test_one_process_cannot_have_all_mappings(tmp_path: Path) -> None:
             file.close()
 
 
+@pytest.mark.extended
 def test_buffers_of_one_process_leave_memory_to_others(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, host_buffer_bytes=64 << 20) as server, Client(server.addresses[0]) as client:
         buffers = []

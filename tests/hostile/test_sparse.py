@@ -21,6 +21,7 @@ def shared_mib(server: ServerProcess) -> float:
 
 
 @pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.extended
 def test_the_server_makes_no_page_for_a_sparse_operand(tmp_path: Path, sealed: bool) -> None:
     with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
         file = SparseFile(GIB, sealed=sealed)

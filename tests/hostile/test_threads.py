@@ -42,6 +42,7 @@ def idle_streams(client: Client, count: int, hold: threading.Event) -> list[Any]
     return [client.dispatch.ExecuteStream(requests()) for _ in range(count)]
 
 
+@pytest.mark.extended
 def test_a_refused_thread_ends_nothing(tmp_path: Path) -> None:
     with start_with_few_threads(tmp_path, 4) as server, contextlib.ExitStack() as clients:
         address = server.addresses[0]
@@ -62,6 +63,7 @@ def test_a_refused_thread_ends_nothing(tmp_path: Path) -> None:
         assert "Traceback" not in server.log()
 
 
+@pytest.mark.extended
 def test_calls_without_a_request_hold_no_thread(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, workers=4) as server, channel(server.addresses[0]) as way:
         before = threads_of(server.pid)
@@ -85,6 +87,7 @@ def test_idle_streams_hold_no_threads(tmp_path: Path) -> None:
         assert [list(stream) for stream in streams] == [[]] * 100
 
 
+@pytest.mark.extended
 def test_what_goes_beyond_the_line_is_refused_at_once(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, workers=4, calls_waiting=16) as server, Client(server.addresses[0]) as client:
         plan = client.plan(4, seconds=0.2)
@@ -148,6 +151,7 @@ exec {compiler} "$@"
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_callers_that_wait_for_a_kernel_leave_the_others_theirs(tmp_path: Path) -> None:
     real = shutil.which("g++") or shutil.which("clang++")
     if real is None:

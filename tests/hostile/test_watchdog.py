@@ -28,6 +28,7 @@ def test_a_server_that_answers_nobody_ends_with_a_reason(tmp_path: Path) -> None
         assert "Thread 0x" in server.log()  # where each thread was
 
 
+@pytest.mark.extended
 def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, watchdog_s=1) as server:
         bystander_lives(server.addresses[0])
@@ -39,6 +40,7 @@ def test_a_server_that_was_stopped_goes_on(tmp_path: Path) -> None:
         assert server.stop() == 0, server.log()
 
 
+@pytest.mark.extended
 def test_a_server_under_load_goes_on(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, watchdog_s=4, workers=4) as server, Client(server.addresses[0]) as client:
         hold = threading.Event()
@@ -75,6 +77,7 @@ def test_a_watchdog_says_what_it_heard(tmp_path: Path) -> None:
     assert "nobody" in ended[0] and "UNAVAILABLE" in ended[0]
 
 
+@pytest.mark.extended
 def test_a_watchdog_is_answered_by_a_server_that_drains(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, watchdog_s=1) as server, Client(server.addresses[0]) as client:
         plan = client.plan(4, seconds=2.5)

@@ -144,6 +144,7 @@ def test_fifty_thousand_combinations_expand(arch: ArchSpec) -> None:
     assert 1000 < len(set(expanded)) == len(expanded) < 50_000
 
 
+@pytest.mark.extended
 def test_a_prefilter_prunes_beginnings_and_changes_nothing_else(arch: ArchSpec) -> None:
     asked = 0
 

@@ -163,6 +163,7 @@ TYPES = {"toy": toy.ToyConfig}
 
 
 @given(plans)
+@pytest.mark.extended
 def test_a_plan_comes_back_from_json(plan: ExecutionPlan) -> None:
     record = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
     assert ExecutionPlan.from_dict(record, TYPES) == plan

@@ -90,6 +90,7 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
+@pytest.mark.extended
 def test_names_of_others_are_unknown_in_the_same_words(client: Client, tcp: str, key: str) -> None:
     client.register("mine", key)
     other = Client(tcp)
@@ -229,6 +230,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.extended
 def test_regions_of_a_killed_client_go_with_its_connection(kind: str, server: ServerProcess, key: str) -> None:
     address = server.addresses[kind == "tcp"]
     text = KILLED.format(path=sys.path, address=address, key=key)
@@ -265,6 +267,7 @@ def test_the_numbers_of_fields_are_those_of_other_clients() -> None:
     assert methods == {item.name for item in theirs.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
 
 
+@pytest.mark.extended
 def test_an_address_of_its_own_serves_this_protocol_alone(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, GEMM, kserve_listen=f"unix:{tmp_path}/k.sock", cpu_threads=1) as own:
         live = pb.ServerLiveRequest()

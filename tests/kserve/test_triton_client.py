@@ -48,6 +48,7 @@ def config(**parameters: object) -> str:
 # Health and metadata
 
 
+@pytest.mark.extended
 def test_the_server_says_that_it_lives_and_what_it_can_do(client: Any) -> None:
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready(MODEL)
     assert not client.is_model_ready("tilewright.no_such")

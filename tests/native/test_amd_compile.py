@@ -64,6 +64,7 @@ def _tools(build_folder: Path) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_every_atom_compiles_to_its_instruction_without_spills(arch: str, build_folder: Path) -> None:
     spec = tilewright_arch.load(arch)
     kernels = KernelSet(build_folder, ALL)

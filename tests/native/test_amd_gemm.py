@@ -47,6 +47,7 @@ def run(kernels: AmdKernels, call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", partly(PRODUCTS, lambda name: shown(PRODUCTS[name])))
+@pytest.mark.extended
 def test_products_are_right(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     run(kernels, Call(config, [sizes(rng)], rng, alpha=0.5, at_end=bool(rng.integers(0, 2))))
@@ -56,6 +57,7 @@ def test_products_are_right(kernels: AmdKernels, name: str, rng: np.random.Gener
 
 @pytest.mark.parametrize("name", [name for name, config in COMMON.items() if config.split_k > 1])
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_split_k_adds_up_and_never_varies(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     call = Call(config, [Sizes(config.tile[0], config.tile[1] - 1, 5 * config.tile[2] + 3)], rng, split_k=3)
@@ -67,6 +69,7 @@ def test_split_k_adds_up_and_never_varies(kernels: AmdKernels, name: str, rng: n
 
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_groups_of_different_sizes_in_one_launch(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     config = GROUPED[name]
     split = int(rng.integers(1, config.split_k + 1))
@@ -74,6 +77,7 @@ def test_groups_of_different_sizes_in_one_launch(kernels: AmdKernels, name: str,
     run(kernels, Call(config, table, rng, split_k=split))
 
 
+@pytest.mark.extended
 def test_no_steps_along_k_give_the_epilogue_of_zero(kernels: AmdKernels, rng: np.random.Generator) -> None:
     for config in list(COMMON.values())[::4]:
         run(kernels, Call(config, [sizes(rng, k=0)], rng))

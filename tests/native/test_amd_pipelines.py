@@ -147,6 +147,7 @@ def run(kernels, call: Call, **kwargs):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.extended
 def test_whole_steps_meet_no_bank_twice(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
     """Aligned operands, whole tiles and steps: all accesses of LDS are the main loop's."""
     from amd_emulation import Checks
@@ -180,6 +181,7 @@ def test_the_fast_kernel_is_right(kernels, rng: np.random.Generator) -> None:  #
 
 
 @pytest.mark.parametrize("name", CROWDED)
+@pytest.mark.extended
 def test_crowded_kernels_are_right(kernels, name: str, rng: np.random.Generator) -> None:  # type: ignore[no-untyped-def]
     config = CROWDED[name]
     m, n, k = config.tile
@@ -286,6 +288,7 @@ def test_tiles_are_written_without_conflicts(layouts: ctypes.CDLL, name: str) ->
 
 
 @pytest.mark.skipif(not have_objdump(), reason=WITHOUT_OBJDUMP)
+@pytest.mark.extended
 def test_the_fast_kernel_keeps_the_matrix_units_busy(kernels, build_folder: Path) -> None:  # type: ignore[no-untyped-def]
     """304 tiles of 4096 x 4096, one for every compute unit, and a main loop that the matrix unit limits."""
     del kernels  # its fixture skips without tools

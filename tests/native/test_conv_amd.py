@@ -75,6 +75,7 @@ def kernels(build_folder: Path) -> dict[str, AmdConvKernels]:
 
 
 @pytest.mark.parametrize("turn", ORDERED)
+@pytest.mark.some(1)
 def test_convolutions_are_right(kernels: dict[str, AmdConvKernels], turn: str, rng: np.random.Generator) -> None:
     name, arch = TURNS[turn]
     config = config_of(name, arch)

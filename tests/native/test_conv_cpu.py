@@ -210,6 +210,7 @@ def test_drawn_shapes(libraries: dict[str, Library], runtime: Runtime, name: str
 
 @each("other")
 @pytest.mark.some(6)
+@pytest.mark.extended
 def test_epilogues_slices_and_tiles(
     libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator
 ) -> None:
@@ -264,6 +265,7 @@ def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, r
 
 @each("direct")
 @pytest.mark.some(5)
+@pytest.mark.extended
 def test_few_channels(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     small = [
         Shape(n=2, groups=8, cg=cg, kg=kg, size=(1, 5, 30), stride=(1, stride, stride))

@@ -22,6 +22,7 @@ def emulator(build_folder: Path) -> ConvEmulator:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.some(10)
+@pytest.mark.extended
 def test_convolutions_are_right(emulator: ConvEmulator, name: str, rng: np.random.Generator) -> None:
     config, settings = CASES[name]
     for more in settings:

@@ -92,6 +92,7 @@ def test_a_number_of_workgroups_that_a_unit_shall_hold_is_what_the_compiler_leav
         assert count * built.registers * WIDE.threads <= 65536
 
 
+@pytest.mark.extended
 def test_shared_memory_is_as_documented() -> None:
     """Python's formula is the template's own, but for room that only unaligned lines of matrices need."""
     for config in (WIDE, WIDE.replace(**DATA), WIDE.replace(**WEIGHT, pipeline="compv3")):

@@ -69,6 +69,7 @@ def kernels(build_folder: Path) -> AmdKernels:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.some(6)
+@pytest.mark.extended
 def test_features(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     kernel, shape = CASES[name]
     call = GpuFmhaCall(kernel, shape, rng, at_end=bool(rng.integers(2)))

@@ -48,6 +48,7 @@ def test_rows_without_room_are_dropped(appending: HostKernels, rng: np.random.Ge
 
 
 @pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.extended
 def test_rows_are_appended_on_amd(build_folder: Path, name: str, rng: np.random.Generator) -> None:
     if missing := missing_tools(build_folder):
         pytest.skip(f"needs {missing}")

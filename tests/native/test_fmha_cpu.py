@@ -105,6 +105,7 @@ def run(library: Library, runtime: Runtime, kernel: FmhaKernel, shape: FmhaShape
 
 
 @pytest.mark.parametrize("name", ["plain", "fp16"])
+@pytest.mark.extended
 def test_sizes(everywhere: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     for seq in ((1, 1), (3, 65), (127, 17), (33, 200)):
         for hdim in ((64, 64), (40, 24)):
@@ -119,6 +120,7 @@ def test_scores(everywhere: Library, runtime: Runtime, rng: np.random.Generator)
 
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.some(8)
+@pytest.mark.extended
 def test_features(features: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     run(features, runtime, *FEATURES[name], rng)
 

@@ -38,6 +38,7 @@ def library(build_folder: Path) -> Library:
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.some(4)
+@pytest.mark.extended
 def test_pages(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     kernel = KERNELS[name]
     sizes = (16, 64) if kernel.kv_layout == "vectorized" else (1, 2, 16, 128)

@@ -238,6 +238,7 @@ def test_unpadded_kernels_are_right_at_multiples_of_their_tile(
     run(library, runtime, Call(config, [Sizes(m, n, k, batch=2)], rng))
 
 
+@pytest.mark.extended
 def test_nan_and_infinity_propagate_and_stay_in_their_place(
     library: Library, runtime: Runtime, rng: np.random.Generator
 ) -> None:
@@ -283,6 +284,7 @@ def packed_bytes(extent: int, k: int, r: int, depth: int, with_sums: bool) -> in
     return -(-(panels * r * 4 * (groups + with_sums)) // 64) * 64
 
 
+@pytest.mark.extended
 def test_packed_b_has_the_documented_size(library: Library) -> None:
     for config in common(library):
         _, nr, depth = config.warp_tile

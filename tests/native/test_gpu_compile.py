@@ -82,6 +82,7 @@ def test_kernels_compile_without_spills_or_warnings(name: str, arch: str) -> Non
     assert built.registers * config.threads <= 65536
 
 
+@pytest.mark.extended
 def test_shared_memory_is_as_documented() -> None:
     """Python's formula and the template's own constant agree (the compiler checks)."""
     for config, _ in {**KERNELS, **EIGHT_BIT}.values():

@@ -141,6 +141,7 @@ def run(emulator: Emulator, call: Call) -> None:
 
 @pytest.mark.parametrize("name", ORDERED)
 @pytest.mark.some(5)
+@pytest.mark.extended
 def test_products_are_right_at_odd_sizes(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     config = PRODUCTS[name]
     for at_end in (True, False):
@@ -169,6 +170,7 @@ def test_split_k_adds_up_and_never_varies(emulator: Emulator, name: str, rng: np
 
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_groups_of_different_sizes_in_one_launch(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     config = GROUPED[name]
     split = int(rng.integers(1, config.split_k + 1))
@@ -204,6 +206,7 @@ def test_epilogues_match_float64(emulator: Emulator, name: str, d_layout: str, r
     run(emulator, Call(config, [Sizes(64, 64, 64)], rng, alpha=0.25, d_layout=d_layout))
 
 
+@pytest.mark.extended
 def test_long_sums_of_fp32_are_put_aside_in_parts(emulator: Emulator, rng: np.random.Generator) -> None:
     plain = [config for config in PRODUCTS.values() if (config.a, config.c, config.split_k) == ("fp32", "fp32", 1)]
     # Threads that have many sums have no registers for it.
@@ -219,6 +222,7 @@ def test_long_sums_of_fp32_are_put_aside_in_parts(emulator: Emulator, rng: np.ra
         assert error < 4e-7, config
 
 
+@pytest.mark.extended
 def test_nan_and_infinity_propagate_and_stay_in_their_place(emulator: Emulator, rng: np.random.Generator) -> None:
     floats = [c for c in PRODUCTS.values() if c.a not in ("int8", "fp8") and c.b != "fp8"]
     for config in floats:

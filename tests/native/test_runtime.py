@@ -106,6 +106,7 @@ def test_every_piece_is_claimed_once(runtime: Runtime, kernels: ctypes.CDLL) -> 
     assert np.array_equal(taken, want)
 
 
+@pytest.mark.extended
 def test_many_callers_share_a_pool(runtime: Runtime, kernels: ctypes.CDLL) -> None:
     pool = runtime.open(4)
     errors: list[int] = []

@@ -95,6 +95,7 @@ def test_wheel_declares_the_script_and_the_plugins(wheel: Path) -> None:
     assert "fmha = tilewright_fmha.plugin" in text
 
 
+@pytest.mark.extended
 def test_sdist_has_the_sources_and_no_leftovers(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}

@@ -46,6 +46,7 @@ def long_lines(text: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("root", FINISHED)
+@pytest.mark.extended
 def test_no_docstring_opens_with_a_question_word(root: str) -> None:
     files = [path for pattern in ("*.py", "*.h", "*.hpp", "*.cpp") for path in sorted((ROOT / root).rglob(pattern))]
     wrong = [

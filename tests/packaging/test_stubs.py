@@ -44,6 +44,7 @@ def test_stubs_are_fresh(root: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["6.30.*", "7.*"])
+@pytest.mark.extended
 def test_stubs_run_on_protobuf(wanted: str, root: Path, tmp_path: Path) -> None:
     install = [
         sys.executable,

@@ -67,6 +67,7 @@ def test_a_result_that_is_not_given_is_made_by_the_library_of_the_operands(clien
     assert torch.made == [((8, 8), "bfloat16", "cuda:0")]
 
 
+@pytest.mark.extended
 def test_an_array_of_no_known_library_gets_a_device_array(client, server, fake) -> None:
     base = fake.allocate(1 << 16)
     a = Interface(base, (4, 4), stream=7)
@@ -116,6 +117,7 @@ def test_a_device_array_follows_the_stream_that_it_is_used_on(client, fake, torc
     assert ("record", STREAM) in {(entry[0], entry[-1]) for entry in fake.log}
 
 
+@pytest.mark.extended
 def test_memory_whose_owner_knows_no_streams_is_kept_until_it_is_read(client, fake) -> None:
     base = fake.allocate(1 << 16)
     value = Capsules(base, (4, 4))

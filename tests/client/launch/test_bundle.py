@@ -45,6 +45,7 @@ def refusal(call: Callable[[], Any]) -> tuple[type[Exception], str]:
     return type(caught.value), caught.value.rule
 
 
+@pytest.mark.extended
 def test_plans_run_on_numpy_arrays_without_a_server(path: Path, rng: np.random.Generator) -> None:
     a, b = rng.standard_normal((64, 32), F), rng.standard_normal((32, 48), F)
     with tw.load_bundle(path) as bundle:
@@ -145,6 +146,7 @@ def test_a_bundle_for_other_machines_says_so(path: Path, tmp_path: Path) -> None
     assert refusal(lambda: tw.load_bundle(tmp_path / "other.twb")[PLAIN]) == (tw.UnsupportedError, "bundle_arch")
 
 
+@pytest.mark.extended
 def test_mutated_bundles_open_or_are_refused(path: Path, tmp_path: Path) -> None:
     """With the digests of index and plans made right again, so that what is behind them is reached."""
     whole, draw, found = path.read_bytes(), random.Random(3), set()
@@ -191,6 +193,7 @@ def test_commands_show_verify_and_run(path: Path, tmp_path: Path, capsys: pytest
     assert main(["bundle", "show", str(tmp_path / "nothing")]) == 2
 
 
+@pytest.mark.extended
 def test_what_cannot_be_built_is_left_out_and_named(
     tmp_path: Path, kernel_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

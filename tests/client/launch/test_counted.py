@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tilewright as tw
 from tilewright.launch.page import LaunchPage
@@ -23,6 +24,7 @@ def counted(client: tw.Client) -> tuple[int, int, int]:
     return found["caller_launches"], found["caller_samples"], found["caller_sampled_ns"]
 
 
+@pytest.mark.extended
 def test_launches_in_this_process_reach_the_statistics(own_real_server) -> None:
     with tw.connect(own_real_server.target, launch="caller") as client:
         plan = client.plan_gemm(A, B)
@@ -39,6 +41,7 @@ def test_launches_in_this_process_reach_the_statistics(own_real_server) -> None:
         assert counted(client)[0] == 25
 
 
+@pytest.mark.extended
 def test_what_a_session_counted_stays_when_it_ends(own_real_server) -> None:
     with tw.connect(own_real_server.target, launch="caller") as client:
         bound = client.plan_gemm(A, B).bind(A, B)
@@ -48,6 +51,7 @@ def test_what_a_session_counted_stays_when_it_ends(own_real_server) -> None:
         assert counted(other)[0] == 7
 
 
+@pytest.mark.extended
 def test_a_plan_is_counted_before_it_is_released(own_real_server) -> None:
     with tw.connect(own_real_server.target, launch="caller") as client:
         for _ in range(3):
@@ -60,6 +64,7 @@ def test_a_plan_is_counted_before_it_is_released(own_real_server) -> None:
         assert counted(client)[0] == 3
 
 
+@pytest.mark.extended
 def test_samples_are_at_most_one_launch_in_a_thousand_behind_the_first(own_real_server) -> None:
     with tw.connect(own_real_server.target, launch="caller") as client:
         bound = client.plan_gemm(A, B).bind(A, B)

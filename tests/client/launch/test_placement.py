@@ -71,6 +71,7 @@ def test_other_words_are_refused(auto: tw.Client, real_server, word: Any) -> Non
     assert caught.value.rule == "launch_placement"
 
 
+@pytest.mark.extended
 def test_an_operator_can_forbid_it(forbidding: str) -> None:
     with tw.connect(forbidding) as client:
         for _ in range(2):
@@ -86,6 +87,7 @@ def test_an_operator_can_forbid_it(forbidding: str) -> None:
             assert caught.value.fix
 
 
+@pytest.mark.extended
 def test_kernels_that_are_kept_apart_stay_there(isolating_server) -> None:
     with tw.connect(isolating_server.target) as client:
         assert (client.gemm(A, B) == A @ B).all()
@@ -126,6 +128,7 @@ def test_what_only_the_server_can_make_is_refused_here_and_made_there(auto: tw.C
     assert (auto.gemm(A, auto.pack_b(B)) == A @ B).all()
 
 
+@pytest.mark.extended
 def test_a_server_that_is_not_known_to_be_ours_is_not_given_this_process(remote_target: str) -> None:
     with tw.connect(remote_target) as client:
         assert not client.session.trusted
@@ -173,6 +176,7 @@ def test_the_asyncio_client_launches_here_too(real_server) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.extended
 def test_a_refusal_holds_on_to_no_operand(forbidding: str) -> None:
     with tw.connect(forbidding) as client:
         operand = np.ones((8, 8), np.float32)

@@ -70,6 +70,7 @@ def test_what_was_opened_goes_on_when_the_server_is_killed(own_real_server) -> N
                 assert client.report.placement == "caller"
 
 
+@pytest.mark.extended
 def test_a_new_problem_says_that_the_server_is_gone(own_real_server) -> None:
     with tw.connect(own_real_server.target, timeout=0.5) as client:
         client.gemm(A, B)
@@ -81,6 +82,7 @@ def test_a_new_problem_says_that_the_server_is_gone(own_real_server) -> None:
             assert (client.gemm(A, B) == A @ B).all()
 
 
+@pytest.mark.extended
 def test_a_forked_child_launches_what_its_parent_opened(own_real_server) -> None:
     client = tw.connect(own_real_server.target)
     plan = client.plan_gemm(A, B)
@@ -104,6 +106,7 @@ def test_a_forked_child_launches_what_its_parent_opened(own_real_server) -> None
     client.close()
 
 
+@pytest.mark.extended
 def test_reconnecting_keeps_what_is_bound_and_plans_anew(own_real_server) -> None:
     with tw.connect(own_real_server.target) as client:
         plan = client.plan_gemm(A, B)

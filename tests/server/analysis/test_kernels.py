@@ -157,6 +157,7 @@ def test_residency_can_be_asked_for(operation: Operation[Any, Any], toolchain: H
 
 
 @pytest.mark.parametrize("name", ["attention", "attention_backward"])
+@pytest.mark.extended
 def test_kernels_of_attention_are_analysed_whole(name: str, toolchain: HipToolchain) -> None:
     """One turn of the loop over blocks has both products of a block (of gradients all five) and what is between."""
     arch, operation = tilewright_arch.load("gfx942"), load_operation(name)

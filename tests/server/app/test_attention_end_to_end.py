@@ -120,6 +120,7 @@ class Shared:
         self.file.close()
 
 
+@pytest.mark.extended
 def test_attention_and_its_gradients_run_on_inline_tensors_and_are_planned_once(client: Client) -> None:
     arrays = drawn(**SHAPES)
     message = dp.RunRequest(operation="attention", attributes=cm.attributes(**WORDS), inputs=operands(arrays))
@@ -237,6 +238,7 @@ def test_tensors_that_do_not_fit_together_are_refused_by_rule(
     assert found[0].fix
 
 
+@pytest.mark.extended
 def test_kernels_of_attention_are_listed_described_and_explained(client: Client) -> None:
     listed = client.kernels.List(kp.ListKernelsRequest(filter=kp.KernelFilter(operation="attention"), limit=3))
     assert listed.total

@@ -65,6 +65,7 @@ def request(kind: Any, token: bytes, m: int, n: int, k: int, **more: Any) -> Any
     return kind(session=token, operation="gemm", inputs=inputs, **more)
 
 
+@pytest.mark.extended
 def test_run_with_inline_matrices(client: Client) -> None:
     a, b = (np.random.default_rng(3).standard_normal((33, 33), np.float32) for _ in range(2))
     message = request(dp.RunRequest, b"", 33, 33, 33)
@@ -145,6 +146,7 @@ def test_many_callers_of_one_new_kernel_build_it_once(server: ServerProcess, cli
     assert client.kernels.Statistics(kp.StatisticsRequest()).artifact_builds - before <= len(stages)
 
 
+@pytest.mark.extended
 def test_bad_problems_are_typed_errors(client: Client) -> None:
     def run(a: tp.TensorSpec, b: tp.TensorSpec, operation: str = "gemm", **more: Any) -> None:
         inputs = [tp.Operand(name=name, spec=spec, location=inline(bytes(64))) for name, spec in (("a", a), ("b", b))]
@@ -283,6 +285,7 @@ def test_repeats_end_at_the_deadline_and_with_the_session(server: ServerProcess,
         assert eventually(lambda: server.regions()[0] == 0)
 
 
+@pytest.mark.extended
 def test_stopping_cancels_repeats(tmp_path: Path, file: MemoryFile, kernel_cache: Path) -> None:
     started = ServerProcess(tmp_path, COMMAND, grace_s=0.3, cache_dir=kernel_cache)
     with started as server, Client(server.addresses[0]) as client:

@@ -132,6 +132,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("operation", GOOD)
+@pytest.mark.extended
 def test_the_requests_that_are_broken_below_are_good(client: Client, operation: str) -> None:
     plan = client.dispatch.Plan(plan_request(client, operation, {}, {}))
     client.dispatch.ReleasePlan(dp.ReleasePlanRequest(session=client.token, plan=plan.plan))
@@ -193,6 +194,7 @@ def test_a_bad_request_names_field_value_rule_and_fix(
         max_size=3,
     ),
 )  # fmt: skip
+@pytest.mark.extended
 def test_impossible_problems_get_typed_errors(
     client: Client, operation: str, shapes: Any, strides: Any, dtypes: Any, offset: int, words: Any
 ) -> None:

@@ -30,6 +30,7 @@ def health(client: Client, name: str = "") -> int:
     return int(stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status)
 
 
+@pytest.mark.extended
 def test_it_starts_and_idles_small(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, REAL) as server:
         assert server.ready.startswith("ready: "), server.log()
@@ -42,6 +43,7 @@ def test_it_starts_and_idles_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu:7", "cuda:63", "hip:63", "nonsense"])
+@pytest.mark.extended
 def test_it_does_not_start_without_the_device_that_it_is_to_have(tmp_path: Path, device: str) -> None:
     server = ServerProcess(tmp_path, REAL, device=device)
     assert (server.ready, server.wait()) == ("", 1)
@@ -69,6 +71,7 @@ def test_reflection_names_the_services(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.extended
 def test_an_idle_lease_does_not_delay_the_end(tmp_path: Path, number: int) -> None:
     with ServerProcess(tmp_path, grace_s=120) as server, Client(server.addresses[0]) as client:
         file = MemoryFile(4096)
@@ -81,6 +84,7 @@ def test_an_idle_lease_does_not_delay_the_end(tmp_path: Path, number: int) -> No
         file.close()
 
 
+@pytest.mark.extended
 def test_open_streams_and_watchers_do_not_delay_the_end(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, grace_s=120) as server, Client(server.addresses[0]) as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
@@ -122,6 +126,7 @@ def test_work_in_flight_is_finished_and_new_work_refused(tmp_path: Path) -> None
         file.close()
 
 
+@pytest.mark.extended
 def test_work_that_outlasts_the_grace_is_given_up(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, grace_s=0.3) as server, Client(server.addresses[0]) as client:
         slow = client.execution(client.plan(seconds=30), inline(TEXT), RETURN)
@@ -149,6 +154,7 @@ sys.exit(Held(settings.load()).run())
 @pytest.mark.parametrize(
     ("held", "told"), [("threading.Event().wait", "is not waited for"), ("lambda: 1 / 0", "did not end well")]
 )
+@pytest.mark.extended
 def test_what_cannot_be_given_back_does_not_keep_the_process(tmp_path: Path, held: str, told: str) -> None:
     with ServerProcess(tmp_path, [sys.executable, "-c", HELD.format(held=held)], grace_s=1) as server:
         assert server.ready, server.log()
@@ -157,6 +163,7 @@ def test_what_cannot_be_given_back_does_not_keep_the_process(tmp_path: Path, hel
         assert told in server.log()
 
 
+@pytest.mark.extended
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, grace_s=60) as server, Client(server.addresses[0]) as client:
         running = client.dispatch.Execute.future(client.execution(client.plan(seconds=30), inline(TEXT), RETURN))
@@ -169,6 +176,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert running.exception() is not None
 
 
+@pytest.mark.extended
 def test_many_idle_sessions_hold_no_threads(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, workers=4) as server:
         clients = [Client(server.addresses[0]) for _ in range(40)]

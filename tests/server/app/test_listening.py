@@ -25,6 +25,7 @@ def test_the_socket_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert not list(path.parent.iterdir()), "socket and lock are removed"
 
 
+@pytest.mark.extended
 def test_a_dead_servers_socket_is_replaced(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as first:
         first.signal(signal.SIGKILL)
@@ -34,6 +35,7 @@ def test_a_dead_servers_socket_is_replaced(tmp_path: Path) -> None:
             assert client.token
 
 
+@pytest.mark.extended
 def test_a_live_server_keeps_its_socket(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as first, Client(first.addresses[0]) as client:
         with ServerProcess(tmp_path) as second:
@@ -62,6 +64,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o2775])
+@pytest.mark.extended
 def test_below_a_folder_that_others_can_write_to_it_makes_its_own(tmp_path: Path, mode: int) -> None:
     """As the volumes of a pod are."""
     folder = tmp_path / "open"
@@ -88,6 +91,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         assert "can be changed by other users" in server.log()
 
 
+@pytest.mark.extended
 def test_sockets_take_the_mode_and_group_that_are_set(tmp_path: Path) -> None:
     listen = f"unix:{tmp_path}/made/s.sock"
     with ServerProcess(tmp_path, listen=listen, socket_mode="660", socket_group=os.getegid()) as server:

@@ -113,6 +113,7 @@ def setting(server: ServerProcess, isolated: bool) -> Iterator[ConvSetting]:
 
 
 @pytest.mark.parametrize("operation", CALLS)
+@pytest.mark.extended
 def test_launches_compute_what_is_in_memory_at_that_moment(setting: ConvSetting, operation: str) -> None:
     binding = setting.bind(operation)
     inputs, output, _ = CALLS[operation]

@@ -99,6 +99,7 @@ def test_a_daemon_that_runs_for_the_user_is_used_and_stays(users_daemon: Path, r
     assert lives(users_daemon)
 
 
+@pytest.mark.extended
 def test_a_daemon_ends_with_a_server_that_is_killed(installed: None, runtime: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from tilewright_server.hosting.mps import Mps;"
@@ -175,6 +176,7 @@ def test_doctor_says_how_to_get_the_program(absent: None) -> None:
     assert control.INSTALL in control.describe()
 
 
+@pytest.mark.extended
 def test_a_server_that_requires_it_does_not_start_without(absent: None, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tilewright_tools.cli", "serve", "--listen", f"unix:{tmp_path}/s", "--mps"]
     done = subprocess.run([*command, "require"], capture_output=True, text=True, timeout=120)
@@ -200,6 +202,7 @@ print(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "none"))
 """
 
 
+@pytest.mark.extended
 def test_clients_on_this_machine_are_told_where_to_join(installed: None, runtime: Path, tmp_path: Path) -> None:
     def joined(target: str) -> str:
         env = {key: value for key, value in os.environ.items() if key != "CUDA_MPS_PIPE_DIRECTORY"}

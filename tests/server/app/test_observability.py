@@ -65,6 +65,7 @@ def dashboard_metrics() -> set[str]:
     return {name for expression in expressions for name in re.findall(r"\btilewright_[a-z_]+", expression)}
 
 
+@pytest.mark.extended
 def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: Path) -> None:
     port = free_port()
     with ServerProcess(tmp_path, REAL, http_listen=port, device="cpu:0", max_sessions=1) as server:
@@ -163,6 +164,7 @@ def test_refusals_by_the_thousand_are_few_lines(tmp_path: Path) -> None:
         assert 20 <= server.log().count("refused:") <= 60
 
 
+@pytest.mark.extended
 def test_a_service_manager_hears_of_start_life_reload_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))

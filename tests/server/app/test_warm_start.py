@@ -50,6 +50,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launch", ["server", "caller"])
+@pytest.mark.extended
 def test_nothing_of_a_journal_is_built_on_a_requests_path(journal: Path, tmp_path: Path, launch: Any) -> None:
     with served(tmp_path / "second", warm=journal) as server:
         assert "3 plans ready, 0 not" in server.log()
@@ -59,6 +60,7 @@ def test_nothing_of_a_journal_is_built_on_a_requests_path(journal: Path, tmp_pat
             assert builds(client) == ready > 0
 
 
+@pytest.mark.extended
 def test_nothing_of_a_bundle_is_built_on_a_requests_path(journal: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.twb"
     assert (
@@ -74,6 +76,7 @@ def test_nothing_of_a_bundle_is_built_on_a_requests_path(journal: Path, tmp_path
             assert builds(client) == ready > 0
 
 
+@pytest.mark.extended
 def test_a_server_goes_on_with_its_own_journal(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with served(tmp_path / "first", journal=path, warm=path) as server:
@@ -84,6 +87,7 @@ def test_a_server_goes_on_with_its_own_journal(tmp_path: Path) -> None:
         assert "1 plans ready, 0 not" in server.log()
 
 
+@pytest.mark.extended
 def test_problems_that_cannot_be_made_ready_keep_no_server_from_starting(journal: Path, tmp_path: Path) -> None:
     text = journal.read_text().replace('"cpu:0"', '"cuda:7"', 1)
     (tmp_path / "changed").write_text("no line\n" + text)
@@ -94,6 +98,7 @@ def test_problems_that_cannot_be_made_ready_keep_no_server_from_starting(journal
 
 
 @pytest.mark.parametrize(("name", "content"), [("warm", None), ("bundle", None), ("warm", b"x\n"), ("bundle", b"x")])
+@pytest.mark.extended
 def test_what_is_neither_keeps_it_from_starting(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "file").write_bytes(content)

@@ -240,6 +240,7 @@ def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cuda devices" not in found
 
 
+@pytest.mark.extended
 def test_without_a_compiler_for_the_cpu_gpus_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(_: object) -> str:
         raise ToolchainMissingError("no C++ compiler was found", fix="pip install ziglang")

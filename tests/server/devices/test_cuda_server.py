@@ -115,6 +115,7 @@ def workers(server: ServerProcess) -> set[int]:
     return {int(pid) for pid in found if b"devices.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
+@pytest.mark.extended
 def test_requests_go_to_the_device_that_holds_their_tensors(gpus: tuple[Gpu, Gpu], server: ServerProcess) -> None:
     for gpu in gpus:
         assert gpu.run() == gpu.device

@@ -304,6 +304,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch, found: Discovery) -> dict[str, do
     return {item.topic: item for item in doctor.examine()}
 
 
+@pytest.mark.extended
 def test_doctor_lists_gpus_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_provider, "_installed", lambda name: True)
     monkeypatch.setattr(gpu_provider, "version", lambda name: "13.0")

@@ -35,6 +35,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize(("quirk", "problem"), PROBLEMS)
 @pytest.mark.some(2)
+@pytest.mark.extended
 def test_the_probe_finds_events_that_keep_no_order(library: Path, quirk: str, problem: str) -> None:  # noqa: F811
     env = {**os.environ, **environment(library, emulator=False, TW_SIM_QUIRKS=quirk)}
     argv = [sys.executable, "-m", "tilewright_server.devices.hip.event_probe", "0"]
@@ -77,6 +78,7 @@ def gpu(client: tw.Client, library: Path) -> Gpu:  # noqa: F811
     return found
 
 
+@pytest.mark.extended
 def test_launches_come_after_the_stream_and_before_what_follows(client: tw.Client, gpu: Gpu) -> None:
     """More of them than an event can be recorded; the first behind a stream that is busy."""
     stream = gpu.stream()

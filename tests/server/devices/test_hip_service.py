@@ -58,6 +58,7 @@ def client(target: str, gpu: Gpu) -> Iterator[tw.Client]:
         yield opened
 
 
+@pytest.mark.extended
 def test_the_server_shows_both_devices(client: tw.Client) -> None:
     shown = {device.id: (device.kind, device.arch) for device in client.session.devices}
     assert {name: shown[name] for name in DEVICES} == dict(zip(DEVICES, (("hip", arch) for arch in ARCHS), strict=True))
@@ -76,6 +77,7 @@ def test_products_of_host_arrays_are_right(client: tw.Client, device: str, dtype
 
 
 @pytest.mark.parametrize(("ordinal", "kind"), [(0, "legacy"), (0, "mapped"), (1, "legacy")])
+@pytest.mark.extended
 def test_memory_of_this_process_is_used_in_place(client: tw.Client, gpu: Gpu, ordinal: int, kind: str) -> None:
     gpu.use(ordinal)
     base = gpu.mapped(PART) if kind == "mapped" else gpu.allocate(PART)
@@ -190,6 +192,7 @@ assert (found == a @ b).all()
 """
 
 
+@pytest.mark.extended
 def test_arrays_and_streams_of_hip_python_are_taken(target: str, library: Path) -> None:  # noqa: F811
     env = {**os.environ, **environment(library, ",".join(ARCHS), emulator=False)}
     argv = [sys.executable, "-c", BORROWING, target]
@@ -197,6 +200,7 @@ def test_arrays_and_streams_of_hip_python_are_taken(target: str, library: Path) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.extended
 def test_a_faulty_launch_loses_the_device_until_it_is_opened_again(
     library: Path,  # noqa: F811
     tmp_path: Path,
@@ -222,6 +226,7 @@ WITHOUT = [
 
 @pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
     library: Path,  # noqa: F811
     tmp_path: Path, kernel_cache: Path, arch: str, more: dict[str, str], reason: str, fix: str
@@ -244,6 +249,7 @@ def test_who_asks_for_a_gpu_that_cannot_be_used_is_told_why(
 
 @pytest.mark.parametrize(("arch", "more", "reason", "fix"), WITHOUT)
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_server_that_is_to_have_a_gpu_does_not_start_without(
     library: Path,  # noqa: F811
     tmp_path: Path, arch: str, more: dict[str, str], reason: str, fix: str

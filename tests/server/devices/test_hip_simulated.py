@@ -28,6 +28,7 @@ def answer(folder: Path, case: str, arch: str = "gfx942", **more: Any) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.extended
 def test_every_arch_compiles_loads_launches_and_copies(library: Path) -> None:  # noqa: F811
     found = answer(library, "chips", ",".join(ARCHS))
     assert [chip["arch"] for chip in found] == list(ARCHS)
@@ -42,6 +43,7 @@ def test_every_arch_compiles_loads_launches_and_copies(library: Path) -> None:  
         assert chip["broken"] == "hipErrorInvalidImage"
 
 
+@pytest.mark.extended
 def test_captured_launches_run_with_their_graph(library: Path) -> None:  # noqa: F811
     found = answer(library, "graph")
     assert found["capturing"] == "hipErrorStreamCaptureUnsupported"
@@ -95,6 +97,7 @@ def test_images_are_bad_when_asked_to(library: Path) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize(("fault", "result"), [("LAUNCH", "hipErrorLaunchFailure"), ("LOST", "hipErrorUnknown")])
+@pytest.mark.extended
 def test_faults_stay(fault: str, result: str, library: Path) -> None:  # noqa: F811
     found = answer(library, "launches", **{f"TW_SIM_FAULT_{fault}": "2"})
     assert found["launch"] == ["hipSuccess", "hipSuccess", result]
@@ -102,6 +105,7 @@ def test_faults_stay(fault: str, result: str, library: Path) -> None:  # noqa: F
     assert found["later"] == found["event"] == result
 
 
+@pytest.mark.extended
 def test_stray_access_is_an_illegal_address(library: Path) -> None:  # noqa: F811
     done = run(library, "stray")
     found = json.loads(done.stdout)
@@ -162,6 +166,7 @@ def test_the_server_leaves_out_what_it_has_no_kernels_for(library: Path) -> None
     assert "docs/adding-an-arch.md" in note
 
 
+@pytest.mark.extended
 def test_the_server_says_that_a_runtime_is_too_old_and_devices_are_hidden(library: Path) -> None:  # noqa: F811
     devices, problem, fix, _ = found_by_the_server(library, TW_SIM_DRIVER="50700000")
     assert devices == {}
@@ -206,6 +211,7 @@ print(json.dumps([tried(lambda: device.allocate_shared(8 << 20)), tried(lambda: 
     ],
     ids=["fine", "no memory", "bad image", "another arch"],
 )
+@pytest.mark.extended
 def test_faults_become_typed_errors(
     arch: str,
     variables: dict[str, str],

@@ -150,6 +150,7 @@ def test_gpu_providers_explain() -> None:
     ("kind", "record"),
     [("hip", {"driver": 70_000_000, "devices": [VEGA]}), ("cuda", {"driver": 13000, "devices": [VOLTA]})],
 )
+@pytest.mark.extended
 def test_doctor_does_not_call_a_chip_without_kernels_ok(
     kind: str, record: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ def test_binary_that_cannot_be_loaded_is_set_aside_and_built_once_more(make_engi
     assert engine.statistics.snapshot().artifacts_quarantined == 1
 
 
+@pytest.mark.extended
 def test_full_disk_is_told_and_over_when_there_is_room(make_engine: Any, tmp_path: Path) -> None:
     engine = make_engine(cache_dir=tmp_path / "cache")
     engine.devices.get()

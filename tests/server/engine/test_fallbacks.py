@@ -94,6 +94,7 @@ def test_a_better_kernel_that_vanished_is_built_again_even_by_a_single_worker(ma
     [FULL, BuildFailedError("killed", rule="compiler_aborted", fix="try again")],
     ids=["disk", "killed"],
 )
+@pytest.mark.extended
 def test_a_build_that_failed_for_a_while_is_tried_again_behind_the_fallback(
     failure: Exception, make_engine: Any, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_build_that_failed_for_a_while_is_tried_again_behind_the_fallback(
     assert vectors.right()
 
 
+@pytest.mark.extended
 def test_a_device_without_room_for_the_better_kernel_is_asked_again(make_engine: Any, tmp_path: Path) -> None:
     engine, toolchain = faulty_engine(make_engine, tmp_path)
     prepared = plan(engine, 100, SOON)
@@ -160,6 +162,7 @@ def test_a_fallback_that_cannot_be_loaded_gives_way_to_another(make_engine: Any,
     toolchain.go.set()  # or the engine's end would wait for it
 
 
+@pytest.mark.extended
 def test_who_waits_for_another_to_load_a_kernel_keeps_its_own_deadline(make_engine: Any) -> None:
     engine = make_engine()
     device, going, slow = engine.devices.get(), threading.Event(), threading.Event()

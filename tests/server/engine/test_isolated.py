@@ -144,6 +144,7 @@ def test_kernel_that_faults_ends_its_execution_only(isolated: Engine) -> None:
     assert vectors.right()
 
 
+@pytest.mark.extended
 def test_kernel_that_faults_again_is_not_run_any_more(isolated: Engine) -> None:
     prepared = plan(isolated)
     fault(isolated, prepared)
@@ -181,6 +182,7 @@ def test_kernel_that_faults_over_connections_of_clients_is_not_run_any_more(isol
     assert plan(isolated).kernels == (BEST,)
 
 
+@pytest.mark.extended
 def test_losses_leave_nothing_behind(isolated: Engine) -> None:
     prepared = plan(isolated, BEST)
 

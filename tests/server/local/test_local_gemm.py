@@ -56,6 +56,7 @@ def setting(server: ServerProcess, isolated: bool) -> Iterator[Setting]:
     made.close()
 
 
+@pytest.mark.extended
 def test_a_thousand_launches_compute_a_thousand_products(setting: Setting) -> None:
     binding = setting.bind()
     with setting.lane() as lane:

@@ -49,6 +49,7 @@ def mapped(pid: int) -> int:
     return Path(f"/proc/{pid}/maps").read_text().count("/memfd:tilewright-")
 
 
+@pytest.mark.extended
 def test_nothing_is_left_of_many_lanes(apart: ServerProcess) -> None:
     setting = Setting(apart, isolated=True)
     binding = setting.bind()

@@ -65,6 +65,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     assert not made.server.path.exists()
 
 
+@pytest.mark.extended
 def test_another_user_is_told_so_and_let_go(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "peer_uid", lambda _: os.geteuid() + 4711)
     with Wire(str(house.server.path)) as wire:

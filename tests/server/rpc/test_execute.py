@@ -18,6 +18,7 @@ TEXT = bytes(range(64))
 RETURN = tp.Location(return_inline=tp.ReturnInline())
 
 
+@pytest.mark.extended
 def test_a_plan_runs_again_and_again(client: Client, file: MemoryFile) -> None:
     region = client.register(file).region
     request = client.execution(client.plan(), in_region(region), in_region(region, 64))
@@ -226,6 +227,7 @@ def test_one_stream_too_many_is_told_so(client: Client) -> None:
 # Queue and deadlines
 
 
+@pytest.mark.extended
 def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, queue_limit=2) as server, Client(server.addresses[0]) as client:
         request = client.execution(client.plan(seconds=0.2), inline(TEXT), RETURN)

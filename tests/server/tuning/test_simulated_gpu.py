@@ -63,6 +63,7 @@ def gpu(library: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     ids=lambda case: case.label,
 )
 @pytest.mark.some(1)
+@pytest.mark.extended
 def test_kernels_are_built_loaded_and_timed_on_operands_in_turns(make_sweep: Any, gpu: Setup, case: Case) -> None:
     timing = TimingOptions(warmup=1, repeat=3, rotating=3, seconds=0.1)
     sweep = make_sweep(gpu, device="cuda:0", limit=2, check=False, timing=timing, finalists=0)

@@ -34,6 +34,7 @@ def fault(result: Result) -> str:
     return planted_gemm.FAULTS[result.config["tile"][2]]
 
 
+@pytest.mark.extended
 def test_a_kernel_that_crashes_hangs_or_is_wrong_costs_only_itself(make_sweep: Any, planted: Setup) -> None:
     sweep: Sweep = make_sweep(planted, timeout_s=1.0, seed=3)
     results = list(sweep.run([CASE]))
@@ -64,6 +65,7 @@ def test_a_device_in_a_process_of_its_own_may_be_lost_and_is_opened_again(make_s
 
 
 @pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.extended
 def test_what_hung_is_gone_with_everything_that_it_started(
     make_sweep: Any, planted: Setup, monkeypatch: pytest.MonkeyPatch, isolated: bool
 ) -> None:
@@ -89,6 +91,7 @@ def marked(mark: bytes) -> list[str]:
     return found
 
 
+@pytest.mark.extended
 def test_every_result_is_stamped_with_what_it_means_nothing_without(make_sweep: Any, plain: Setup) -> None:
     sweep: Sweep = make_sweep(plain, limit=2, seed=1)
     result = list(sweep.run([CASE]))[-1]
@@ -119,6 +122,7 @@ def test_every_result_is_stamped_with_what_it_means_nothing_without(make_sweep: 
     ids=lambda case: case.label,
 )
 @pytest.mark.some(3)
+@pytest.mark.extended
 def test_products_of_every_kind_are_built_checked_and_timed(make_sweep: Any, plain: Setup, case: Case) -> None:
     (result,) = list(make_sweep(plain, limit=1, finalists=0).run([case]))
     assert (result.status, result.reason) == ("ok", "")
@@ -126,6 +130,7 @@ def test_products_of_every_kind_are_built_checked_and_timed(make_sweep: Any, pla
     assert result.flops == case.flops
 
 
+@pytest.mark.extended
 def test_wrong_rows_of_a_large_product_are_found(make_sweep: Any, planted: Setup) -> None:
     sweep: Sweep = make_sweep(planted, timeout_s=20.0, pattern="*x256_*", finalists=0)
     (result,) = list(sweep.run([Case(700, 600, 700)]))
@@ -172,6 +177,7 @@ def test_the_fastest_of_the_heat_are_timed_again_and_events_count(make_sweep: An
     assert events[-1].cases_done == events[-1].cases_total == 1
 
 
+@pytest.mark.extended
 def test_what_is_known_is_not_measured_again(make_sweep: Any, plain: Setup, tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     sweep: Sweep = make_sweep(plain, limit=2, finalists=0)
@@ -187,6 +193,7 @@ def test_what_is_known_is_not_measured_again(make_sweep: Any, plain: Setup, tmp_
         assert new.kernel not in {item.kernel for item in known}
 
 
+@pytest.mark.extended
 def test_a_kernel_set_and_a_file_of_configurations_take_the_problems_signature(
     make_sweep: Any, plain: Setup, tmp_path: Path
 ) -> None:

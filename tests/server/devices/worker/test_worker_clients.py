@@ -24,6 +24,7 @@ from tilewright_server.devices.contract import (
 from tilewright_server.protocol.frames import HEADER, REPLY_KIND, Kind
 
 
+@pytest.mark.extended
 def test_launches_of_a_client_run_in_order_and_are_answered_when_asked(client: Client) -> None:
     out = bind_add(client)
     client.send((0, 0, 1, 7), (0, 0, 2, 7), (REPLY, 3, 3, 7))

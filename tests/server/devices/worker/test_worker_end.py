@@ -181,6 +181,7 @@ def test_many_threads_lose_it_at_once_and_get_one_new_worker(bench: Bench) -> No
 # Start and end
 
 
+@pytest.mark.extended
 def test_requests_do_not_wait_long_for_a_device_that_is_opened_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_requests_do_not_wait_long_for_a_device_that_is_opened_again(
     assert device.generation == 2
 
 
+@pytest.mark.extended
 def test_a_device_that_is_closed_while_it_is_opened_again_leaves_no_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +227,7 @@ def test_error_of_opening_arrives_as_it_is(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("name", ["die", "no_such_function"])
+@pytest.mark.extended
 def test_worker_that_cannot_open_the_device_is_an_error_and_leaves_nothing(bench: Bench, name: str) -> None:
     before = descriptors(os.getpid())
     with pytest.raises((UnavailableError, InternalError)):

@@ -66,6 +66,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.extended
 def test_launches_of_a_dead_client_that_never_end_cost_the_worker_and_those_of_a_living_one_do_not(
     hosted: Callable[[str], Bench], tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_launches_of_a_dead_client_that_never_end_cost_the_worker_and_those_of_a
     assert bench.device.pid != pid
 
 
+@pytest.mark.extended
 def test_a_launch_that_a_dead_client_waited_for_costs_the_worker_too(
     hosted: Callable[[str], Bench], tmp_path: Path
 ) -> None:
