@@ -93,7 +93,6 @@ def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.some(3)
 @pytest.mark.some(1)
 def test_a_cache_may_lie_in_any_order(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     inputs = content(name, "heads first")

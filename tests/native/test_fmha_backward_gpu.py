@@ -219,7 +219,6 @@ def test_features(gradients: HostKernels, name: str, rng: np.random.Generator) -
 
 
 @pytest.mark.parametrize("name", AMD)
-@pytest.mark.some(2)
 @pytest.mark.some(1)
 def test_features_on_amd(emulated: AmdKernels, name: str, rng: np.random.Generator) -> None:
     kernel, shape = AMD[name]

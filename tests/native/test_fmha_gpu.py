@@ -98,7 +98,6 @@ def kernels(build_folder: Path) -> HostKernels:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.some(12)
 @pytest.mark.some(2)
 def test_features(kernels: HostKernels, name: str, rng: np.random.Generator) -> None:
     kernel, shape = CASES[name]

@@ -46,7 +46,6 @@ def library(build_folder: Path) -> Library:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.some(4)
 @pytest.mark.some(1)
 def test_parts(library: Library, runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     kernel, shape = CASES[name]
