@@ -119,7 +119,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tw_bundle_close": (c_void_p,),
     "tw_bundle_count": (c_void_p,),
     "tw_bundle_entry": (c_void_p, c_uint32, POINTER(c_char_p), POINTER(c_char_p)),
-    "tw_bundle_plan": (c_void_p, c_uint32, POINTER(c_void_p)),
     "tw_bundle_find": (c_void_p, c_char_p, POINTER(c_void_p)),
     "tw_bundle_verify": (c_void_p,),
     "tw_cpu_configure": (POINTER(c_int32), c_uint32),
@@ -253,11 +252,6 @@ class Library:
             self._check(self._native.tw_bundle_entry(bundle, index, byref(name), byref(arch)), "bundle")
             found.append((os.fsdecode(name.value or b""), os.fsdecode(arch.value or b"")))
         return found
-
-    def bundle_plan(self, bundle: int, index: int) -> int:
-        handle = c_void_p()
-        self._check(self._native.tw_bundle_plan(bundle, index, byref(handle)), "bundle")
-        return handle.value or 0
 
     def find_in_bundle(self, bundle: int, name: str) -> int:
         """The plan of that name for this machine. Raises ``NotFoundError``, ``UnsupportedError``."""

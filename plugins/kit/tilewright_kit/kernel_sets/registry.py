@@ -1,27 +1,23 @@
 """Registries: which kernels there are, under keys that no two of them share.
 
-One rule decides whenever a key is taken, in ``register``, ``register_set``, ``merge`` and ``import_json`` alike: **a
+One rule decides whenever a key is taken, in ``register``, ``register_set`` and ``merge`` alike: **a
 higher priority replaces, an equal or lower one keeps what is there.** Iteration is by priority, highest first, and
 then by order of registration.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, IntEnum
-from pathlib import Path
 from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import KernelKey
-from tilewright_kit.kernel_sets.registry_json import Record, read_registry, registry_to_dict
+from tilewright_kit.kernel_sets.registry_json import Record, registry_to_dict
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 
 __all__ = ["Entry", "MergeReport", "Outcome", "Priority", "Registry"]
@@ -74,7 +70,6 @@ class Registry:
     def __init__(self, name: str = "default") -> None:
         self.name = name
         self._lock = threading.RLock()
-        self._export_lock = threading.Lock()
         self._entries: dict[KernelKey, tuple[int, Entry]] = {}
         self._by_text: dict[str, KernelKey] = {}
         self._count = 0
@@ -186,45 +181,13 @@ class Registry:
         chosen._add(entry for entry in self if predicate(entry))
         return chosen
 
-    # Export and import
+    # Export
 
     def to_dict(self, now: datetime | None = None) -> dict[str, Any]:
         """The registry as a JSON document; see ``registry_json`` for its schema."""
         records = [Record(entry.key, entry.config, entry.priority.name.lower(), entry.origin) for entry in self]
         return registry_to_dict(self.name, records, now)
 
-    def export_json(self, path: Path | str, now: datetime | None = None) -> None:
-        """Write ``to_dict`` to a file, in one step: a reader sees the old file or the new one. Raises ``OSError``."""
-        # The lock makes the last writer the one with the newest contents; readers of the registry do not wait for it.
-        with self._export_lock:
-            _write_atomically(Path(path), json.dumps(self.to_dict(now), indent=2, allow_nan=False) + "\n")
-
-    def import_json(
-        self, source: Path | str | Mapping[str, Any], operations: Mapping[str, type[KernelConfig]]
-    ) -> MergeReport:
-        """Register what another registry exported; the keys come out the same.
-
-        ``operations`` gives the configuration class of each operation. Everything is read and checked before anything
-        is registered: ``InvalidArgumentError`` names the damaged entry, and then nothing was imported.
-        """
-        records = read_registry(source, operations)
-        return self._add(
-            Entry(record.key, record.config, Priority[record.priority.upper()], record.origin) for record in records
-        )
-
 
 def _arch_id(arch: ArchSpec | str) -> str:
     return arch if isinstance(arch, str) else arch.id
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
