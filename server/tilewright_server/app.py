@@ -287,12 +287,14 @@ class Application:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
+        from tilewright_server.hosting.lifecycle.heap import HeapTrimmer, bound_heap
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import process_signals
         from tilewright_server.hosting.limits import raise_descriptor_limit
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.settings import service_manager
 
+        bound_heap()
         set_up(self.settings.log_level, self.settings.log_format)
         wishes = service_manager()
         manager = ServiceManager(wishes.notify_socket)
@@ -308,6 +310,9 @@ class Application:
                 log.error("cannot start: %s", error)
                 return 1
             self._watchdog = self._watched(manager, wishes.watchdog_s)
+            trimmer = HeapTrimmer()
+            trimmer.start()
+            self._parts.callback(trimmer.close)
             if self.settings.idle_exit_s:
                 threading.Thread(target=self._end_when_idle, args=(wanted,), name="idle", daemon=True).start()
             self._say_ready()

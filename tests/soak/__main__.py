@@ -32,7 +32,7 @@ HEALTH_S = 10.0
 """The longest that an answer about health may take."""
 GROWTH = Held(memory_mib=64.0, shared_mib=8.0, descriptors=16, mappings=128, threads=80, processes=4)
 """More than this at the end than at the start is too much. (Threads that answer calls stay once they are started.)"""
-STEADY = ("packets", "packets", "messages")
+STEADY = ("packets", "packets", "packets", "messages", "messages")
 PASSING = ("library", "library", "library", "flood", "messages", "packets", "evictor")
 JUDGED_S = 120.0
 """Shorter runs say nothing about growth: kernels, plans and threads that stay are still coming."""
@@ -146,7 +146,7 @@ class Soak:
             if first is None and now > warm:
                 first = held(server.pid)
                 self.said("start", first)
-            if len(self.actors) < 8 and self.slot < SLOTS and end - now > 5:
+            if len(self.actors) < len(STEADY) + 5 and self.slot < SLOTS and end - now > 5:
                 self.passing(target)
             if gpu is not None and now > next_worker:
                 next_worker = now + self.rng.uniform(10, 30)

@@ -31,8 +31,14 @@ from tilewright_proto.v1 import tensor_pb2 as tp  # noqa: E402
 
 __all__ = ["KINDS"]
 
-BATCH = 32
+BATCH = 64
 """gRPC calls of one actor that are under way together."""
+LONG = ("/tilewright.v1.Kernels/Export", "/tilewright.v1.Kernels/List", "/tilewright.v1.Kernels/Describe")
+"""Methods whose right answers read all kernels, which takes up to seconds of processor time."""
+LONG_SHARE = 0.05
+"""The share of their turns in which they are called: all else would wait for them."""
+PACKETS = 12
+"""Packets of launches of no binding that are under way together."""
 
 
 class Actor:
@@ -82,8 +88,12 @@ class Packets(Actor):
 
     def run(self) -> None:
         while not self.over:
-            with Client(self.target) as client:
-                self.session(client)
+            try:
+                with Client(self.target) as client:
+                    self.session(client)
+            except grpc.RpcError as error:  # noqa: PERF203 - while it opens a session and plans
+                self.error(error)
+                time.sleep(self.rng.uniform(0.1, 1.0))
 
     def session(self, client: Client) -> None:
         rng = self.rng
@@ -117,12 +127,19 @@ class Packets(Actor):
             self.detail(reply.error)
 
     def launches(self, wire: Wire) -> None:
-        """A packet of launches of bindings that are not, each of which is answered."""
-        count = self.rng.randrange(1, 64)
-        self.counts.add("hostile", count)
-        wire.send(b"".join(HEADER.pack(LAUNCH, REPLY, 0, number, self.number()) for number in range(count)))
-        for _ in range(count):
-            self.reply(wire.receive())
+        """Packets of launches of bindings that are not, each of which is answered, in order."""
+        sent = 0
+        for _ in range(PACKETS):
+            count = self.rng.randrange(1, 64)
+            numbers = range(sent, sent + count)
+            wire.send(b"".join(HEADER.pack(LAUNCH, REPLY, 0, number, self.number()) for number in numbers))
+            sent += count
+        self.counts.add("hostile", sent)
+        for number in range(sent):
+            reply = wire.receive()
+            self.reply(reply)
+            if reply is None or reply.error is None or reply.sequence != number:
+                self.counts.add("wrong")
 
     def number(self) -> int:
         return self.rng.choice((0, 1, 2**32, 2**63, 2**64 - 1, self.rng.getrandbits(64)))
@@ -159,7 +176,12 @@ class Messages(Actor):
         paths = sorted(path for path, method in METHODS.items() if not method.client_streaming)
         while not self.over:
             with Client(self.target) as client:
-                known = self.known(client)
+                try:
+                    known = self.known(client)
+                except grpc.RpcError as error:
+                    self.error(error)
+                    time.sleep(self.rng.uniform(0.1, 1.0))
+                    continue
                 until = min(self.end, time.monotonic() + self.rng.uniform(2, 20))
                 while time.monotonic() < until:
                     self.batch(client, known, paths)
@@ -176,6 +198,8 @@ class Messages(Actor):
         calls = []
         for _ in range(BATCH):
             path = self.rng.choice(paths)
+            if path in LONG and self.rng.random() > LONG_SHARE:
+                continue
             if self.rng.random() < 0.05:
                 data = self.rng.randbytes(self.rng.randrange(300))
             else:
@@ -344,8 +368,12 @@ class Flood(Actor):
 
     def unread(self, opened: contextlib.ExitStack) -> None:
         """Replies that nobody reads."""
-        client = opened.enter_context(Client(self.target))
-        buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=1 << 20)).buffer
+        try:
+            client = opened.enter_context(Client(self.target))
+            buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=1 << 20)).buffer
+        except grpc.RpcError as error:
+            self.error(error)
+            return
         request = mp.ReadBufferRequest(session=client.token, buffer=buffer, bytes=1 << 20).SerializeToString()
         for _ in range(30):
             self.counts.add("requests")

@@ -68,6 +68,8 @@ class RpcServer:
             Lane.HEALTH: make("health", least=2, most=2, waiting=1024),
             Lane.SESSION: make("session", least=2, most=4, waiting=settings.calls_waiting),
             Lane.REPORT: make("report", least=1, most=2, waiting=settings.calls_waiting),
+            # Each reads thousands of kernels, in Python: more at a time are not faster, and hold up others.
+            Lane.CATALOG: make("catalog", least=1, most=2, waiting=settings.calls_waiting),
             Lane.WORK: make("work", least=4, most=settings.workers, waiting=settings.calls_waiting),
             Lane.COPY: make("copy", least=1, most=8, waiting=settings.calls_waiting),
             Lane.BUILD: make("build", least=1, most=16, waiting=settings.builds_waiting),

@@ -33,6 +33,7 @@ class KernelsServicer:
         self._service = service
         self._engine = service.engine
 
+    @lane(Lane.CATALOG)
     def list(self, request: pb.ListKernelsRequest, _: WireCall) -> pb.ListKernelsReply:
         narrow = request.filter
         kernels, total = self._engine.kernels.list(
@@ -44,6 +45,7 @@ class KernelsServicer:
             kernel_sets=self._engine.kernels.kernel_sets(narrow.operation),
         )
 
+    @lane(Lane.CATALOG)
     def describe(self, request: pb.DescribeKernelRequest, _: WireCall) -> pb.DescribeKernelReply:
         detail = self._engine.kernels.detail(request.operation, request.name, request.arch)
         return pb.DescribeKernelReply(
@@ -97,12 +99,14 @@ class KernelsServicer:
         )
         send(None)
 
+    @lane(Lane.CATALOG)
     def explain(self, request: pb.ExplainRequest, context: WireCall) -> pb.ExplainReply:
         explanation = self._engine.explain(
             convert.operation_request(request), convert.selection(request.selection), call_of(context)
         )
         return pb.ExplainReply(json=json.dumps(explanation, default=str))
 
+    @lane(Lane.CATALOG)
     def export(self, request: pb.ExportRequest, _: WireCall) -> pb.ExportReply:
         document = dict(self._engine.kernels.export(*_filter(request.filter)))
         if not request.statistics:

@@ -42,6 +42,7 @@ class Lane(Enum):
     HEALTH = "health"
     SESSION = "session"
     REPORT = "report"
+    CATALOG = "catalog"
     WORK = "work"
     COPY = "copy"
     BUILD = "build"
