@@ -44,8 +44,7 @@ LAST_REPLIES_S = 1.0
 """After the last work, how long replies may take to leave before whoever only watches is cut off."""
 
 STOP_S = 10.0
-"""Beyond the grace period, how long a server that was told to end may take to give things back: a device that hangs, or
-a client's launch that never ends, must not keep the process."""
+"""Seconds beyond the grace period after which a device or a launch that hangs does not keep the process any more."""
 
 LAST_STEPS_S = 0.5
 """How long work that was cancelled may take to notice."""
@@ -287,7 +286,7 @@ class Application:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
-        from tilewright_server.hosting.lifecycle.heap import HeapTrimmer, bound_heap
+        from tilewright_server.hosting.lifecycle.heap import bound_heap
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import process_signals
         from tilewright_server.hosting.limits import raise_descriptor_limit
@@ -310,9 +309,6 @@ class Application:
                 log.error("cannot start: %s", error)
                 return 1
             self._watchdog = self._watched(manager, wishes.watchdog_s)
-            trimmer = HeapTrimmer()
-            trimmer.start()
-            self._parts.callback(trimmer.close)
             if self.settings.idle_exit_s:
                 threading.Thread(target=self._end_when_idle, args=(wanted,), name="idle", daemon=True).start()
             self._say_ready()

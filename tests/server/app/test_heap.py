@@ -49,7 +49,6 @@ SCATTERED = textwrap.dedent("""
     while resident_bytes() - before > 16 * MIB and time.monotonic() < end:
         time.sleep(0.02)
     print((resident_bytes() - before) // MIB)
-    trimmer.close()
 """)
 
 

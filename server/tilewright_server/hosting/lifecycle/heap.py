@@ -11,6 +11,7 @@ import ctypes
 import logging
 import os
 import threading
+import time
 from typing import Any
 
 __all__ = ["HeapTrimmer", "bound_heap"]
@@ -46,25 +47,28 @@ def _libc() -> Any:
 
 
 def bound_heap() -> None:
-    """Give large blocks back to the system when they are freed, and have few heaps. For a process of its own, before it
-    has threads."""
+    """Give large blocks back to the system when they are freed, have few heaps, and trim them from now on. For a
+    process of its own, before it has threads."""
     libc = _libc()
     if libc is None:
         return
     libc.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
     libc.mallopt(M_TRIM_THRESHOLD, LARGE_BYTES)
     libc.mallopt(M_ARENA_MAX, min(MAX_ARENAS, 8 * (os.cpu_count() or 1)))
+    try:
+        HeapTrimmer().start()
+    except RuntimeError as error:  # no thread: it serves without
+        log.warning("free pages stay with the process: %s", error)
 
 
 class HeapTrimmer:
     """Gives free pages in the middle of the heaps back to the system: looks every few seconds whether more has become
-    free, from ``start`` until ``close``."""
+    free, from ``start`` on."""
 
     def __init__(self, interval_s: float = INTERVAL_S, slack_bytes: int = SLACK_BYTES) -> None:
         self._interval_s = interval_s
         self._slack_bytes = slack_bytes
         self._libc = _libc()
-        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heap", daemon=True)
 
     def start(self) -> None:
@@ -73,14 +77,10 @@ class HeapTrimmer:
             self._libc.mallinfo2.restype = _HeapSizes
             self._thread.start()
 
-    def close(self) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
     def _run(self) -> None:
         floor = 0  # free bytes that have no pages, or had none last time
-        while not self._ended.wait(self._interval_s):
+        while True:
+            time.sleep(self._interval_s)
             free = self._libc.mallinfo2().fordblks
             if free - floor > self._slack_bytes:
                 self._libc.malloc_trim(0)
