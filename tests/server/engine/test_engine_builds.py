@@ -57,6 +57,39 @@ def small_engine(make_engine: Any, tmp_path: Path, *spilling: str) -> tuple[Engi
     return make_engine({"c++": toolchain}, cache_dir=tmp_path / "cache"), toolchain
 
 
+class Held(CpuToolchain):
+    """Compiles nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__([include_dir()])
+        self.begun, self.free = threading.Event(), threading.Event()
+
+    def compile(self, unit: Any, workdir: Path, arch: Any, abort: threading.Event | None = None) -> Any:
+        self.begun.set()
+        assert self.free.wait(60)
+        return super().compile(unit, workdir, arch, abort)
+
+
+def test_the_time_of_a_plan_is_what_its_caller_waited_for_other_than_builds(make_engine: Any, tmp_path: Path) -> None:
+    toolchain, early, late = Held(), call(), call()
+    engine = make_engine({"c++": toolchain}, cache_dir=tmp_path / "cache")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(engine.plan, request(100), Selection(), early)
+        assert toolchain.begun.wait(60)
+        time.sleep(0.3)  # the build takes at least so much longer than whoever comes now waits for it
+        begin = time.perf_counter_ns()
+        second = pool.submit(engine.plan, request(100), Selection(), late)
+        time.sleep(0.05)
+        toolchain.free.set()
+        assert second.result(60) is first.result(60)
+        waited = time.perf_counter_ns() - begin
+    assert late.build_ns + 0.25e9 < early.build_ns, "of the build, only what this caller waited"
+    assert late.plan_ns >= 0
+    assert 0 <= late.plan_ns + late.build_ns <= waited
+    (counters,) = engine.statistics.snapshot().operations
+    assert counters.plan_ns >= late.plan_ns
+
+
 def test_a_kernel_that_does_not_fit_gives_way_to_the_next(make_engine: Any, tmp_path: Path) -> None:
     engine, toolchain = small_engine(make_engine, tmp_path, BEST)
     with ThreadPoolExecutor(4) as pool:
