@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import email
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tilewright.launch.library import ABI
 
 PACKAGES = {
     "tilewright": "client",
@@ -71,6 +77,39 @@ def test_wheel_has_nothing_but_packages_and_metadata(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     extra = {top for top in tops if top not in PACKAGES and not top.endswith(".dist-info")}
     assert not extra
+
+
+def test_wheel_loads_its_library_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    if find_spec("ziglang") is None and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("no C++ compiler: the wheel has no library")
+    assert re.fullmatch(r"tilewright-.*-py3-none-(many)?linux_\w+\.whl", wheel.name)
+    venv.create(tmp_path / "env", with_pip=False)
+    python = str(tmp_path / "env" / "bin" / "python")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    done = subprocess.run([*install, str(wheel)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # pip refuses a platform that this machine is not
+    code = "import ctypes, tilewright_native as native; path = native.library_path(); print(path); "
+    code += "print(ctypes.CDLL(str(path)).tw_abi_version())"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([python, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    path, abi = done.stdout.split()
+    assert Path(path).is_relative_to(tmp_path) and abi == str(ABI)
+
+
+@pytest.mark.extended
+def test_wheel_without_a_compiler_is_for_any_platform_and_says_so(root: Path, tmp_path: Path) -> None:
+    if find_spec("ziglang") is not None:
+        pytest.skip("the wheel ziglang is installed, which is a compiler")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    env = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "python -m tilewright_native.build" in done.stdout + done.stderr
+    (artifact,) = tmp_path.iterdir()
+    assert artifact.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(artifact) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
 
 
 def test_base_requirements_are_the_clients_alone(wheel: Path) -> None:
