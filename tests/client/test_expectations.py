@@ -73,6 +73,71 @@ def test_output_padding_below_stride_or_dilation_is_taken(client, stride, paddin
     np.testing.assert_allclose(client.conv_transpose(x, w, **given), scattered(x, w, **given), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("stride", "dilation", "taps"), [(2, 1, 3), (3, 1, 2), (2, 3, 3), (1, 1, 4)])
+@pytest.mark.parametrize("word", ["same", "same_lower"])
+def test_transposed_convolution_takes_words_for_padding(client, word, stride, dilation, taps):
+    x, w = random(2, 3, 5), random(3, 4, taps)
+    full = 4 * stride + dilation * (taps - 1) + 1
+    surplus = full - 5 * stride
+    begin = (surplus + (word == "same_lower")) // 2 if surplus > 0 else 0
+    want = scattered(x, w, stride, 0, dilation, max(-surplus, 0))[:, :, begin : begin + 5 * stride]
+    found = client.conv_transpose(x, w, stride=stride, dilation=dilation, padding=word)
+    assert found.shape == want.shape
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [9, 10])
+def test_the_size_of_a_transposed_convolution_may_be_given(client, size):
+    x, w = random(2, 3, 5), random(3, 4, 3)
+    found = client.conv_transpose(x, w, stride=2, padding=1, output_size=size)
+    np.testing.assert_allclose(found, scattered(x, w, 2, 1, 1, size - 9), rtol=1e-4, atol=1e-4)
+    plan = client.plan_conv_transpose(x, w, stride=2, padding=1, output_size=[size])
+    np.testing.assert_array_equal(plan(x, w), found)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"output_size": 12}, "output_size"),
+        ({"output_size": 10, "output_padding": 1}, "output_padding"),
+        ({"padding": "full"}, "padding"),
+        ({"padding": "same", "output_size": 40}, "output_padding"),
+    ],
+)
+def test_sizes_that_a_transposed_convolution_cannot_have_are_refused(client, given, field):
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.conv_transpose(random(2, 3, 5), random(3, 4, 3), **{"stride": 2, "padding": 1, **given})
+    assert caught.value.field == field
+
+
+ACTIVATIONS = {
+    "leaky_relu": lambda x: np.where(x < 0, 0.01 * x, x),
+    "elu": lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)), x),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_products_and_convolutions(client, name):
+    a, b = random(6, 9), random(9, 5)
+    want = ACTIVATIONS[name](a.astype(np.float64) @ b)
+    np.testing.assert_allclose(client.gemm(a, b, activation=name), want, rtol=1e-4, atol=1e-5)
+    x, w = random(1, 9, 6, 1), b.T.copy().reshape(5, 9, 1, 1)
+    want = ACTIVATIONS[name](np.einsum("nchw,kc->nkhw", x.astype(np.float64), b.T))
+    np.testing.assert_allclose(client.conv(x, w, activation=name), want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_slope_below_zero_may_be_given(client):
+    a, b = random(6, 9), random(9, 5)
+    x = a.astype(np.float64) @ b
+    found = client.gemm(a, b, activation="leaky_relu", slope=0.3)
+    np.testing.assert_allclose(found, np.where(x < 0, 0.3 * x, x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.gemm(a, b, activation="relu", slope=0.3)
+    assert (caught.value.field, caught.value.rule) == ("slope", "no_effect")
+
+
 def test_attention_takes_three_dimensions_as_pytorchs_does(client):
     q, k, v = random(2, 7, 16), random(2, 9, 16), random(2, 9, 16)
     want = client.attention(q[None], k[None], v[None])[0]

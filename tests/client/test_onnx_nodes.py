@@ -87,19 +87,11 @@ def conv(client, node, x, w, bias=None):
 def conv_transpose(client, node, x, w, bias=None):
     given, count = attributes(node), x.ndim - 2
     words = spatial(given, count)
-    extra = list(given.get("output_padding", [0] * count))
-    if "output_shape" in given or isinstance(words["padding"], str):
-        sizes = zip(x.shape[2:], words["stride"], words["dilation"], w.shape[2:], extra, strict=True)
-        whole = [(n - 1) * step + gap * (taps - 1) + 1 + more for n, step, gap, taps, more in sizes]
-        wanted = given.get("output_shape", [n * step for n, step in zip(x.shape[2:], words["stride"], strict=True)])
-        total = [full - size for full, size in zip(whole, wanted, strict=True)]
-        upper = given.get("auto_pad") == "SAME_UPPER"
-        begins = [n // 2 if upper else n - n // 2 for n in total]
-        words["padding"] = begins + [n - begin for n, begin in zip(total, begins, strict=True)]
-        if min(words["padding"]) < 0:  # larger than all that the filter reaches: more behind
-            words["padding"] = [0] * (2 * count)
-            extra = [more - n for more, n in zip(extra, total, strict=True)]
-    return client.conv_transpose(x, w, bias=bias, output_padding=extra, **words)
+    words["output_padding"] = list(given.get("output_padding", [0] * count))
+    if "output_shape" in given:
+        words |= {"output_size": list(given["output_shape"]), "output_padding": 0}
+        words["padding"] = words["padding"] if isinstance(words["padding"], str) else "same_lower"
+    return client.conv_transpose(x, w, bias=bias, **words)
 
 
 def less_zero_point(value, zero):

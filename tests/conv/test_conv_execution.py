@@ -134,6 +134,8 @@ def test_the_epilogue_of_forward_is_that_of_products(conv_runner: ConvRunner, de
         PLAIN.request(FWD, "fp32", order, more=one, unary="Silu", alpha=0.5),
         PLAIN.request(FWD, "bf16", order, more=two, binary="MultiDAdd", unary="Relu"),
         PLAIN.request(FWD, "fp16", order, more={"bias": of("fp16", (PLAIN.k,))}, **clamp),
+        PLAIN.request(FWD, "fp32", order, more=one, unary="LeakyRelu", slope=0.3),
+        PLAIN.request(FWD, "bf16", order, unary="Mish"),
     ]
     check_all(conv_runner, device, requests)
 

@@ -89,6 +89,17 @@ def test_larger_sets_hold_the_smaller_ones(arch: ArchSpec) -> None:
         assert names["essential"] <= names["tests"]
 
 
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_80", "sm_90a"])
+def test_the_full_set_has_explicit_products_and_second_stages(name: str) -> None:
+    arch = tilewright_arch.load(name)
+    for direction in Direction:
+        full = KERNEL_SETS[direction]["full"].expand(arch, RULES)
+        wanted = {(a, ndim) for a in ("fp32", "fp16", "bf16") for ndim in (1, 2, 3)}
+        assert {(config.a, config.ndim) for config in full if config.explicit_gemm} == wanted
+        stages = {(config.a, config.ndim) for config in full if config.two_stage}
+        assert stages == (wanted if direction is Direction.BACKWARD_WEIGHT else set())
+
+
 # ---- the default tile table ----
 
 

@@ -98,7 +98,8 @@ def test_a_set_has_only_what_its_list_takes(name: str) -> None:
     for operation, sets in KERNEL_SETS.items():
         assert (name in sets) == (operation in profile.operations)
         for config in sets[name].expand(CPU, RULES) if name in sets else ():
-            assert profile.takes(config) and config.receipt == profile.number
+            # What only takes part in plans is not chosen: it belongs to no list.
+            assert profile.takes(config) and config.receipt == (profile.number if config.is_main else -1)
             count += 1
     assert count
 
@@ -114,16 +115,28 @@ def test_options_choose_from_a_list() -> None:
 
 def test_kernels_of_a_list_have_the_features_that_options_name() -> None:
     arch = tilewright_arch.load("gfx942")
-    dropped = select_set(arch, receipt=2, dropout=True, mask="no")
+    dropped = select_set(arch, receipt=2, family="fwd", dropout=True, mask="no")
     assert dropped
     assert all(config.dropout and config.mask is MaskKind.NONE for config in dropped)
-    assert len(dropped) == len(select_set(arch, receipt=2, mask="no"))
+    assert len(dropped) == len(select_set(arch, receipt=2, family="fwd", mask="no"))
     assert not select_set(arch, receipt="pytorch", softcap=True), "that list has no soft cap"
 
 
 def test_the_extended_list_also_has_kernels_that_wait_for_what_they_load() -> None:
     arch = tilewright_arch.load("gfx942")
-    usual, more = (set(select_set(arch, receipt=number)) for number in (0, 1))
+    usual, more = (set(select_set(arch, receipt=number, family="fwd")) for number in (0, 1))
     assert {config.pipeline for config in usual} == {"qr_async"}
     assert {config.pipeline for config in more} == {"qr", "qr_async"}
-    assert {config.pipeline for config in select_set(arch, receipt=1, dropout=True)} == {"qr", "qr_async"}
+    assert {config.pipeline for config in select_set(arch, receipt=1, family="fwd", dropout=True)} == {"qr", "qr_async"}
+
+
+@pytest.mark.parametrize("name", [name for name in tilewright_arch.names() if tilewright_arch.load(name).kind != "cpu"])
+def test_lists_and_the_default_set_have_every_family_on_every_gpu(name: str) -> None:
+    arch = tilewright_arch.load(name)
+    caches = {Family.SPLITKV, Family.COMBINE, Family.PAGEDKV, Family.BATCH_PREFILL}
+    for number in (0, 2, 4, 600, 800):
+        assert {config.family for config in select_set(arch, receipt=number)} == {Family.FWD, *caches}, number
+    for kernels in ("default", "essential"):
+        found = {config.family for sets in KERNEL_SETS.values() for config in sets[kernels].expand(arch, RULES)}
+        assert found == set(Family), kernels
+    assert select_set(arch, receipt=0, family="fwd_appendkv")

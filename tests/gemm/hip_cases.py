@@ -29,7 +29,10 @@ T = TypeVar("T")
 VARIANTS = ("plain", "split_k", "batched", "persistent", "grouped", "plain")
 STEPS = ("none", "bias", "multi_d", "scales", "clamp", "wide")
 SIZES = ((45, 77, 51), (64, 128, 128), (33, 64, 200), (1, 100, 64), (70, 17, 33), (16, 128, 16), (128, 48, 96))
-UNARIES = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "PassThrough")
+UNARIES = (
+    "Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "PassThrough", "LeakyRelu", "Elu", "Softplus",
+    "Mish",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -161,13 +161,15 @@ def test_results_are_written_in_every_float_type(runner: Runner, device: DeviceI
     check(runner, device, requests[out])
 
 
-UNARY = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Clamp")
+UNARY = (
+    "Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "Clamp", "LeakyRelu", "Elu", "Softplus", "Mish",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("unary", UNARY)
 def test_every_unary_step_is_right(runner: Runner, device: DeviceInfo, unary: str) -> None:
     inputs = {"a": matrix("fp32", 19, 30, "r"), "b": matrix("fp32", 30, 45, "c"), "bias": TensorDesc.of("fp32", (45,))}
-    limits = {"Clamp": {"clamp_lo": -0.5, "clamp_hi": 1.25}}
+    limits: dict[str, dict[str, float]] = {"Clamp": {"clamp_lo": -0.5, "clamp_hi": 1.25}, "Elu": {"slope": 1.5}}
     requests = {
         each: OperationRequest("gemm", inputs, {}, {"unary": each, "alpha": 0.25, **limits.get(each, {})})
         for each in UNARY

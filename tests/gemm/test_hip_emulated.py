@@ -131,6 +131,17 @@ def test_what_is_chosen_for_a_problem_computes_it(problem: str, name: str) -> No
     check(name, request, config)
 
 
+@needs_compiler
+@pytest.mark.parametrize("unary", ["LeakyRelu", "Elu", "Softplus", "Mish"])
+def test_activations_with_exponentials_and_slopes_are_right(unary: str) -> None:
+    inputs = {"a": of("fp16", (20, 32)), "b": of("fp16", (32, 30)), "bias": of("fp32", (30,))}
+    slope = {"slope": 0.3} if unary in ("LeakyRelu", "Elu") else {}
+    request = OperationRequest("gemm", inputs, {}, {"unary": unary, "out_dtype": "fp32", **slope})
+    config = Selector().select(GEMM, GEMM.parse(request), device("gfx942")).config
+    assert isinstance(config, GemmConfig)
+    check("gfx942", request, config)
+
+
 ODD = ((1, 3), (1, 5), (1, 7), (3, 1), (3, 3))
 """Warp tiles of a wave along m and n, at least one of them odd and above one."""
 

@@ -25,6 +25,10 @@ PLAIN = {
     Unary.TANH: math.tanh,
     Unary.HARD_SWISH: lambda x: x * min(max(x + 3, 0), 6) / 6,
     Unary.CLAMP: lambda x: min(max(x, -0.5), 0.75),
+    Unary.LEAKY_RELU: lambda x: x if x > 0 else -0.5 * x,
+    Unary.ELU: lambda x: x if x > 0 else -0.5 * (math.exp(x) - 1),
+    Unary.SOFTPLUS: lambda x: math.log(1 + math.exp(x)),
+    Unary.MISH: lambda x: x * math.tanh(math.log(1 + math.exp(x))),
 }
 
 

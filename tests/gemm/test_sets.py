@@ -4,6 +4,7 @@ generator selects.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tilewright_gemm.kernel_sets.sweeps import SWEEPS
 from tilewright_gemm.pipelines.generator import select_set
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_gemm.pipelines.rulebook import RULES
+from tilewright_gemm.vocabulary import LAYOUTS
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 
@@ -85,6 +87,18 @@ def test_the_default_set_has_kernels_for_every_type_of_every_arch(arch: ArchSpec
         assert {"standard", "preshuffle", "batched", "grouped", "multi_d"} <= {config.variant for config in kernels}
         assert {config.pipeline for config in kernels} == set(arch.pipelines)
         assert PACK_B_SETS["default"].expand(arch, RULES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_the_default_sets_of_amd_gpus_have_every_layout_alike(name: str) -> None:
+    arch = tilewright_arch.load(name)
+    counts: dict[str, Counter[str]] = {}
+    for config in KERNEL_SETS["default"].expand(arch, RULES):
+        if config.variant == "standard" and config.pipeline != "comp_async":
+            counts.setdefault(f"{config.a} {config.b}", Counter())[config.layout] += 1
+    for pair, layouts in counts.items():
+        assert set(layouts) == set(LAYOUTS), (pair, layouts)
+        assert max(layouts.values()) <= 2 * min(layouts.values()), (pair, layouts)
 
 
 @pytest.mark.extended

@@ -22,6 +22,11 @@ UNARY = {
     "Tanh": np.tanh,
     "HardSwish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "Clamp": lambda x: np.clip(x, -0.5, 0.75),
+    # The lower bound of Clamp is the factor below zero.
+    "LeakyRelu": lambda x: np.where(x < 0, -0.5 * x, x),
+    "Elu": lambda x: np.where(x < 0, -0.5 * np.expm1(np.minimum(x, 0)), x),
+    "Softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "Mish": lambda x: x * np.tanh(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))),
 }
 
 

@@ -49,6 +49,7 @@ EXPORT map_erf(const float* in, float* out, int64_t n) { map(in, out, n, [](f32v
     map(in, out, n, [](f32v x) { return apply_unary<Unary::OP>(x, -0.5f, 0.75f); }); }
 UNARY(PassThrough) UNARY(Relu) UNARY(Gelu) UNARY(FastGelu) UNARY(Silu)
 UNARY(Sigmoid) UNARY(Tanh) UNARY(HardSwish) UNARY(Clamp)
+UNARY(LeakyRelu) UNARY(Elu) UNARY(Softplus) UNARY(Mish)
 """
 
 
@@ -181,3 +182,17 @@ def test_activations_match_float64(library: ctypes.CDLL, name: str, rng: np.rand
     got = call(getattr(library, f"map_{name}"), x, DTYPES["fp32"])
     assert np.max(np.abs(got - want) / np.maximum(1.0, np.abs(want))) < bound
     assert np.isnan(call(getattr(library, f"map_{name}"), np.array([np.nan], np.float32), DTYPES["fp32"])[0])
+
+
+@pytest.mark.parametrize("name", ["Elu", "Softplus", "Mish"])
+def test_activations_lose_no_digits_where_they_are_small(
+    library: ctypes.CDLL, name: str, rng: np.random.Generator
+) -> None:
+    small = [rng.uniform(-1, 1, 20_000) * 2.0**exponent for exponent in (-20, -6, 0, 3)]
+    x = np.concatenate([*small, [-60.0, -30.0, 60.0, 1e4]]).astype(np.float32)
+    x = x[x != 0]
+    want = UNARY[name](x.astype(np.float64))
+    got = call(getattr(library, f"map_{name}"), x, DTYPES["fp32"])
+    assert np.max(np.abs(got - want) / np.abs(want)) < 6e-7
+    ends = np.array([np.inf, -1e30], np.float32)
+    assert np.array_equal(call(getattr(library, f"map_{name}"), ends, DTYPES["fp32"]), [np.inf, 0.5 * (name == "Elu")])

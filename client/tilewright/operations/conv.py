@@ -12,11 +12,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-
 from tilewright.dispatch.operands.request import spec_of
 from tilewright.errors import InvalidArgumentError, TilewrightError
 from tilewright.operations.call import CHOICE, Asked, Choice, choice_of, planning, running
+from tilewright.operations.conv_sizes import (
+    Padding,
+    Sizes,
+    as_numbers,
+    room_behind,
+    transposed_padding,
+    transposed_size,
+)
 from tilewright.operations.epilogue import addends, elementwise, scale_operand
 from tilewright.operations.matrices import fold_scales, laid_out
 from tilewright.session.state import Core
@@ -24,7 +30,7 @@ from tilewright.tensor.interop import alignment, all_recognised
 from tilewright.transport.rpc import Flow
 from tilewright.types.arguments import flag
 from tilewright.types.dtypes import DTypeLike
-from tilewright.types.spec import Array, Spec
+from tilewright.types.spec import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,10 +51,6 @@ T = TypeVar("T")
 
 Operand = Any
 """An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
-Sizes = int | Sequence[int]
-"""One number for all spatial axes, or one for each."""
-Padding = int | Sequence[int] | str
-"""One number; one for each spatial axis; all that come before and then all that come behind; or a word."""
 _WORDS = {"same": "same_upper"}
 """PyTorch's words for padding, and the operation's."""
 
@@ -83,6 +85,7 @@ def _conv(
     padding: Padding = 0,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
+    slope: float | None = None,
     d: Sequence[Operand] = (),
     binary: str | None = None,
     scale: Operand | float | None = None,
@@ -99,8 +102,8 @@ def _conv(
     ``stride`` and ``dilation`` are a number or one for each spatial axis. ``padding`` is that, or all that is added
     before and then all that is added behind each axis, or "same" ("same_upper"; "same_lower" puts the odd one before)
     or "valid". ``bias`` is ``[K]``; ``d`` are tensors like the result, brought in by ``binary`` ("add", the default,
-    or "multiply"); ``activation`` and ``clamp`` are those of ``gemm``. ``scale`` is a number or one for each of the K
-    channels. ``out`` is an array to write the result into; without it the result is laid out as ``x``, or as
+    or "multiply"); ``activation``, ``clamp`` and ``slope`` are those of ``gemm``. ``scale`` is a number or one for each
+    of the K channels. ``out`` is an array to write the result into; without it the result is laid out as ``x``, or as
     ``channels_last`` says. The other arguments, and the errors, are those of ``run``.
 
         >>> y = client.conv(x, w, bias=b, padding=1, activation="relu")  # doctest: +SKIP
@@ -108,7 +111,7 @@ def _conv(
     given = {**_COMMON, **options}
     given["alpha"], scale, _ = fold_scales(x, given["alpha"], scale, None)
     inputs = {"x": x, "w": w, "bias": bias, **addends(d), "scale": scale_operand(scale)}
-    words = _words(given, padding, binary=binary, count_d=len(d), activation=activation, clamp=clamp)
+    words = _words(given, padding, binary=binary, count_d=len(d), activation=activation, clamp=clamp, slope=slope)
     return _asked(core, "conv", inputs, "y", given, words | {"split_k": split_k})
 
 
@@ -123,6 +126,7 @@ def _conv_backward_data(
     padding: Padding = 0,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
+    slope: float | None = None,
     accumulate: bool = False,
     split_k: int | None = None,
     **options: Unpack[_Common],
@@ -136,7 +140,7 @@ def _conv_backward_data(
     """
     given = {**_COMMON, **options}
     inputs = {"dy": dy, "w": w, "bias": bias}
-    words = _words(given, padding, activation=activation, clamp=clamp)
+    words = _words(given, padding, activation=activation, clamp=clamp, slope=slope)
     words |= {"input_size": _for_each(input_size, dy, "dy"), "split_k": split_k}
     return _asked(core, "conv_backward_data", inputs, "dx", given, words, accumulate)
 
@@ -172,10 +176,12 @@ def _conv_transpose(
     w: Operand,
     *,
     bias: Operand | None = None,
-    padding: int | Sequence[int] = 0,
+    padding: Padding = 0,
     output_padding: Sizes = 0,
+    output_size: Sizes | None = None,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
+    slope: float | None = None,
     **options: Unpack[_Common],
 ) -> Asked:
     """Transposed convolution, as PyTorch's ``conv_transpose1d``, ``conv_transpose2d`` and ``conv_transpose3d``:
@@ -184,12 +190,18 @@ def _conv_transpose(
     ``x`` is ``[N, C, *spatial]``, ``w`` is ``[C, K / groups, *filter]`` and ``bias`` is ``[K]``; the result is ``[N, K,
     *out]`` with ``out = (spatial - 1) * stride - padding before - padding behind + dilation * (filter - 1) +
     output_padding + 1``. ``output_padding`` is less than ``stride`` or ``dilation``: it says which of the sizes is
-    meant that a convolution with that stride maps to those of ``x``, or adds some that see less of it. The other
-    arguments are those of ``conv``.
+    meant that a convolution with that stride maps to those of ``x``, or adds some that see less of it. It follows from
+    ``output_size``, the spatial sizes of the result, where these are given beside numbers of padding.
+
+    The words "same" ("same_upper") and "same_lower" make the result ``output_size``, or else ``spatial * stride``: what
+    is too much is taken away in halves, an odd one behind, or with "same_lower" before (ONNX's ``auto_pad``; its
+    ``output_shape`` alone is "same_lower"). The other arguments are those of ``conv``.
     """
     given = {**_COMMON, **options}
     stride, dilation = given["stride"], given["dilation"]
-    size = _transposed_size(spec_of(x, "x"), spec_of(w, "w"), stride, padding, output_padding, dilation)
+    specs = spec_of(x, "x"), spec_of(w, "w")
+    padding, output_padding = transposed_padding(*specs, stride, padding, output_padding, dilation, output_size)
+    size = transposed_size(*specs, stride, padding, output_padding, dilation)
     if size is not None:
         if min(size) < 1:
             raise InvalidArgumentError(
@@ -199,9 +211,9 @@ def _conv_transpose(
                 rule="output_size",
                 fix="use less padding, or larger images or filters",
             )
-        x, padding = _room_behind(x, size, stride, padding, output_padding)
+        x, padding = room_behind(x, size, stride, padding, output_padding)
     inputs = {"dy": x, "w": w, "bias": bias}
-    words = _words(given, padding, activation=activation, clamp=clamp) | {"input_size": size}
+    words = _words(given, padding, activation=activation, clamp=clamp, slope=slope) | {"input_size": size}
     return _asked(core, "conv_backward_data", inputs, "dx", given, words)
 
 
@@ -267,106 +279,17 @@ def _asked(
 def _words(given: Mapping[str, Any], padding: Any, **epilogue: Any) -> dict[str, Any]:
     """Attributes that every direction has. Raises ``InvalidArgumentError`` for words that are none."""
     found = elementwise(alpha=given["alpha"], out_dtype=given["out_dtype"], **epilogue)
-    found["padding"] = _WORDS.get(padding, padding) if isinstance(padding, str) else _sizes(padding)
-    found |= {name: _sizes(given[name]) for name in ("stride", "dilation")}
+    found["padding"] = _WORDS.get(padding, padding) if isinstance(padding, str) else as_numbers(padding)
+    found |= {name: as_numbers(given[name]) for name in ("stride", "dilation")}
     return found | {"groups": given["groups"], "layout": _layout(given["channels_last"])}
-
-
-def _sizes(value: Any) -> Any:
-    """Numbers as the protocol has them; what are none is the server's to refuse."""
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [item.item() if isinstance(item, np.generic) else item for item in value]
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _for_each(size: Any, image: Any, field: str) -> Any:
     """A size for each spatial axis of an image."""
-    return [size] * (len(spec_of(image, field).shape) - 2) if isinstance(size, int) else _sizes(size)
+    return [size] * (len(spec_of(image, field).shape) - 2) if isinstance(size, int) else as_numbers(size)
 
 
 def _layout(channels_last: bool | None) -> str | None:
     if channels_last is None:
         return None
     return "channels_last" if flag("channels_last", channels_last) else "channels_first"
-
-
-def _transposed_size(
-    x: Spec, w: Spec, stride: Any, padding: Any, output_padding: Any, dilation: Any
-) -> list[int] | None:
-    """The spatial sizes of a transposed convolution; ``None`` where the server will refuse the operands anyhow."""
-    count = len(x.shape) - 2
-    if not 1 <= count <= 3 or len(w.shape) != len(x.shape):
-        return None
-    if isinstance(padding, str):
-        raise _bad_sizes("padding", padding, count, "transposed convolution takes no words for padding")
-    steps, gaps = _each("stride", stride, count), _each("dilation", dilation, count)
-    extra = _each("output_padding", output_padding, count)
-    for step, gap, more in zip(steps, gaps, extra, strict=True):
-        if not 0 <= more < max(step, gap, 1):
-            raise InvalidArgumentError(
-                f"output_padding {more} does not go with stride {step} and dilation {gap}",
-                field="output_padding",
-                value=output_padding,
-                rule="output_padding",
-                fix="give zero or more, and less than the stride or the dilation",
-            )
-    padding = _sizes(padding)
-    both = isinstance(padding, list) and len(padding) == 2 * count
-    pads = _each("padding", padding, 2 * count if both else count)
-    ends = pads[count:] if both else pads
-    return [
-        (size - 1) * step - begin - end + gap * (taps - 1) + more + 1
-        for size, step, begin, end, gap, taps, more in zip(
-            x.shape[2:], steps, pads[:count], ends, gaps, w.shape[2:], extra, strict=True
-        )
-    ]
-
-
-def _room_behind(x: Any, size: Sequence[int], stride: Any, padding: Any, output_padding: Any) -> tuple[Any, Any]:
-    """Operands of the same transposed convolution whose ``output_padding`` is less than its stride, as that of a
-    gradient is: what is more takes away padding behind the result, and then adds zeros behind ``x``.
-    """
-    count = len(size)
-    steps, extra = _each("stride", stride, count), _each("output_padding", output_padding, count)
-    if all(more < max(step, 1) for step, more in zip(steps, extra, strict=True)):
-        return x, padding
-    given = _sizes(padding)
-    pads = list(given) if isinstance(given, list) and len(given) == 2 * count else [*_each("padding", given, count)] * 2
-    zeros = [0] * count
-    for axis, (step, more) in enumerate(zip(steps, extra, strict=True)):
-        if more >= step:
-            taken = min(more, pads[count + axis])
-            pads[count + axis] -= taken
-            zeros[axis] = (more - taken) // step
-    if any(zeros):
-        x = _with_zeros(x, zeros)
-    return x, pads
-
-
-def _with_zeros(x: Any, counts: Sequence[int]) -> Any:
-    """A copy of ``x`` with zeros behind its spatial axes."""
-    if isinstance(x, Spec):
-        return Spec.of((*x.shape[:2], *(size + more for size, more in zip(x.shape[2:], counts, strict=True))), x.dtype)
-    sizes = (*x.shape[:2], *(size + more for size, more in zip(x.shape[2:], counts, strict=True)))
-    wide = np.zeros(sizes, x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(sizes)
-    wide[tuple(slice(0, size) for size in x.shape)] = x
-    return wide
-
-
-def _each(field: str, value: Any, count: int) -> list[int]:
-    """One number for each axis. Raises ``InvalidArgumentError``."""
-    value = _sizes(value)
-    values = list(value) if isinstance(value, list) else [value] * count
-    if len(values) == 1:
-        values *= count
-    if len(values) != count or any(isinstance(item, bool) or not isinstance(item, int) for item in values):
-        raise _bad_sizes(field, value, count, f"{field} does not fit {count} spatial axes")
-    return values
-
-
-def _bad_sizes(field: str, value: Any, count: int, reason: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        reason, field=field, value=value, rule="one_or_ndim", fix=f"give one whole number, or {count}"
-    )

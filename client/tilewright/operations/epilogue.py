@@ -25,10 +25,17 @@ ACTIVATIONS = {
     "hard_swish": "HardSwish",
     "clamp": "Clamp",
     "relu6": "Clamp",
+    "leaky_relu": "LeakyRelu",
+    "elu": "Elu",
+    "softplus": "Softplus",
+    "mish": "Mish",
 }
 """Values of ``activation``, and the server's word for each. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
-approximation; ``relu6`` clamps to 0 and 6.
+approximation; ``relu6`` clamps to 0 and 6. ``leaky_relu`` and ``elu`` have a factor below zero, ``slope``: 0.01 and 1
+if it is not given.
 """
+
+_SLOPED = ("leaky_relu", "elu")
 
 _BINARY = {"add": ("Add", "MultiDAdd"), "multiply": ("Multiply", "MultiDMultiply")}
 
@@ -40,6 +47,7 @@ def elementwise(
     count_d: int = 0,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
+    slope: float | None = None,
     out_dtype: DTypeLike | None = None,
 ) -> dict[str, Any]:
     """An operation's attributes. Raises ``InvalidArgumentError`` for words that are none."""
@@ -66,6 +74,16 @@ def elementwise(
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise _word("activation", activation, ACTIVATIONS)
         found["unary"] = ACTIVATIONS[activation]
+    if slope is not None:
+        if activation not in _SLOPED:
+            raise InvalidArgumentError(
+                f"slope has no effect with activation {activation!r}",
+                field="slope",
+                value=slope,
+                rule="no_effect",
+                fix=f"set activation to {' or '.join(_SLOPED)}, or leave it out",
+            )
+        found["slope"] = number("slope", slope)
     if clamp is not None:
         if not isinstance(clamp, (tuple, list)) or len(clamp) != 2:
             raise InvalidArgumentError(

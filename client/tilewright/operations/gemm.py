@@ -74,6 +74,7 @@ def _gemm(
     binary: str | None = None,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
+    slope: float | None = None,
     scale_a: Operand | float | None = None,
     scale_b: Operand | float | None = None,
     out_dtype: DTypeLike | None = None,
@@ -92,11 +93,11 @@ def _gemm(
     ``bias`` is ``[N]``; ``beta * c`` is added (a copy is made of ``c`` unless ``beta`` is 1 or 0); ``d`` is a list of
     tensors that broadcast to the result, brought in by ``binary`` ("add", the default, or "multiply"); ``activation``
     is one of ``ACTIVATIONS``; ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply
-    it if no activation is given; ``scale_a`` is a number or one for each row, ``scale_b`` a number or one for each
-    column. ``out_dtype`` is what the result is to be; ``out`` is an array to write it into, in place if it is in shared
-    memory or on a GPU. Without ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a
-    fresh one there, of the library that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other
-    arguments, and the errors, are those of ``run``.
+    it if no activation is given; ``slope`` is the factor below zero of "leaky_relu" and "elu"; ``scale_a`` is a number
+    or one for each row, ``scale_b`` a number or one for each column. ``out_dtype`` is what the result is to be;
+    ``out`` is an array to write it into, in place if it is in shared memory or on a GPU. Without ``out`` the result
+    is a fresh array in shared memory; for operands on a GPU it is a fresh one there, of the library that made them
+    if that is PyTorch or CuPy, else a ``DeviceArray``. The other arguments, and the errors, are those of ``run``.
 
         >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
     """
@@ -113,6 +114,7 @@ def _gemm(
         count_d=len(d),
         activation=activation,
         clamp=clamp,
+        slope=slope,
         out_dtype=out_dtype,
         split_k=split_k,
         tensors=(inputs["a"], inputs["b"], target),
@@ -165,6 +167,7 @@ def _grouped_gemm(
     binary: str | None = None,
     activation: str | None = None,
     clamp: tuple[float | None, float | None] | None = None,
+    slope: float | None = None,
     scale_a: Sequence[Any] | None = None,
     scale_b: Sequence[Any] | None = None,
     out_dtype: DTypeLike | None = None,
@@ -208,6 +211,7 @@ def _grouped_gemm(
         count_d=len(d[0]) if d else 0,
         activation=activation,
         clamp=clamp,
+        slope=slope,
         out_dtype=out_dtype,
         split_k=split_k,
         tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),

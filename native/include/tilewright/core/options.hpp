@@ -32,7 +32,9 @@ enum class ConvKind { implicit, pointwise, depthwise, direct };
 // How the operands D0, D1, ... enter: x = op(...op(op(x, D0), D1)...). MultiDAdd and MultiDMultiply are Add and
 // Multiply over any number of operands.
 enum class Binary { PassThrough, Add, Multiply, MultiDAdd, MultiDMultiply };
-enum class Unary { PassThrough, Relu, Gelu, FastGelu, Silu, Sigmoid, Tanh, HardSwish, Clamp };
+enum class Unary {
+  PassThrough, Relu, Gelu, FastGelu, Silu, Sigmoid, Tanh, HardSwish, Clamp, LeakyRelu, Elu, Softplus, Mish
+};
 
 // Attention: what a kernel computes. split, paged and prefill are forward ones; the last three make up the backward.
 enum class FmhaFamily { forward, split, combine, paged, prefill, append, dot_do_o, dq_dk_dv, convert_dq };

@@ -145,7 +145,9 @@ def full_kernels(config: type[FmhaConfig]) -> Declarations:
 
 
 def receipt_kernels(config: type[FmhaConfig], receipt: Receipt) -> Declarations:
-    """Usual heads with every mask and bias that the receipt has, in batches and groups."""
+    """Usual heads with every mask and bias that the receipt has, in batches and groups; of kernels over caches, split
+    ones and what combines their parts, those with every mask.
+    """
     if config.operation not in receipt.operations:
         return
     dtypes = list(receipt.fields.get("dtype", FmhaDType))
@@ -165,3 +167,16 @@ def receipt_kernels(config: type[FmhaConfig], receipt: Receipt) -> Declarations:
         yield _kernels(config, **fields)
         if receipt.number == EXTENDED and config.operation == ATTENTION:
             yield _kernels(config, **fields, pipeline="qr")
+        if config.operation == ATTENTION:
+            yield from _receipt_caches(config, receipt, {name: fields[name] for name in ("dtype", "hdim", "mask")})
+
+
+def _receipt_caches(config: type[FmhaConfig], receipt: Receipt, fields: Mapping[str, Any]) -> Declarations:
+    """A receipt's kernels over caches and split ones, of one type. Not every list is for batches and for groups."""
+    own = {**fields, "receipt": receipt.number}
+    modes = list(receipt.fields.get("mode", Mode))
+    yield _kernels(config, **own, family=Family.SPLITKV, max_splits_log2=5, mode=modes, paged=[False, True])
+    parts = {"dtype": fields["dtype"], "hdim": fields["hdim"]}
+    yield _kernels(config, **parts, family=Family.COMBINE, mode=modes)
+    paged = [(Family.PAGEDKV, Mode.BATCH), (Family.BATCH_PREFILL, Mode.GROUP)]
+    yield from (_kernels(config, **own, family=name, mode=mode, paged=True) for name, mode in paged if mode in modes)

@@ -12,6 +12,7 @@ from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles
 from tilewright_fmha.config.pipelines import family_pipelines
 from tilewright_fmha.pipelines.algorithms import valid_algorithms
+from tilewright_fmha.pipelines.templates import TEMPLATES, missing
 from tilewright_fmha.vocabulary import Family, FmhaDType, KvLayout, KvLookup
 
 __all__ = ["first_offered", "offered"]
@@ -29,7 +30,12 @@ def offered(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[
     if field == "hdim":
         return spec.hdims.get(FmhaDType(partial["dtype"]).value, ())
     if field == "pipeline":
-        return family_pipelines(Family(partial["family"]), arch)
+        family = Family(partial["family"])
+        named = family_pipelines(family, arch)
+        plain = config_of(family)(family=family, dtype=FmhaDType(partial["dtype"]))
+        keys = [(arch.kind, name, family) for name in named]
+        found = [name for name, key in zip(named, keys, strict=True) if key in TEMPLATES]
+        return [name for name in found if not missing(plain.replace(pipeline=name), arch.kind)] or found or named
     if field == "kv_layout":
         return [KvLayout(name) for name in spec.kv_layouts]
     if field == "kv_lookup":

@@ -71,6 +71,8 @@ class GemmCase:
     """Factor of the product."""
     clamp: str = ""
     """``low:high``, either of which may be left out."""
+    slope: str = ""
+    """Factor below zero of ``LeakyRelu`` and ``Elu``."""
     groups: str = ""
     """Rows of each product of a grouped call, in the place of ``m``: ``128+64+0``."""
 
@@ -110,6 +112,7 @@ class GemmCase:
         parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
         parts += [self.activation] if self.activation else []
+        parts += [f"slope {self.slope}"] if self.slope else []
         parts += [f"clamp {self.clamp}"] if self.clamp else []
         parts += ["fast"] if self.fast else []
         return " ".join(parts)

@@ -17,7 +17,9 @@ __all__ = ["COMMAND"]
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
-_ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish")
+_ACTIVATIONS = (
+    "Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Elu", "Softplus", "Mish",
+)  # fmt: skip
 _BINARIES = ("MultiDAdd", "MultiDMultiply", "Add", "Multiply")
 _LAYERS = (
     ("query, key, value", 384, 1152, ""),
@@ -75,6 +77,7 @@ class GemmCommand(ProblemCommand):
         option("scale_b", "", "Factors of B: tensor or column.", words=("tensor", "column"), strict=True),
         option("alpha", "", "Factor of the product.", metavar="NUMBER"),
         option("clamp", "", "Bounds of the result: 0:6, 0: or :6.", metavar="LOW:HIGH"),
+        option("slope", "", "Factor below zero of LeakyRelu (else 0.01) and Elu (else 1).", metavar="NUMBER"),
         option("split_k", 0, "Parts that the sums are made in; 0: the planner decides.", least=0),
         flag("fast_accumulation", "Sums of 8-bit floats may have fewer bits.", "--fast-accumulation"),
         flag("packed", "Pack B first, once, and use it packed.", "--packed", swept=False),

@@ -47,6 +47,10 @@ that is no faster: fewer sums, and shorter lines, keep the matrix units as busy.
 """
 
 
+_LOOPS = ((("rcr", "rrr"), ("comp_async", "compv4", "compv3")), (("crr", "ccr"), ("compv4", "compv3")))
+"""Layouts, and the pipelines of their usual tiles: with A in columns ``comp_async`` is ``compv4``."""
+
+
 def preferred(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
     """``offered``, but of the warp tiles of an AMD GPU only the one that suits a tile and its waves best."""
     if field != "warp_tile" or arch.kind != "hip":
@@ -73,14 +77,12 @@ def _kernels(
 
 def _types(archs: Archs, wave: tuple[int, int]) -> Declarations:
     """Every type that the arch multiplies, and every layout."""
-    yield _kernels(archs, (128, 128), wave, dtype_a=DType.FP16, layout=list(LAYOUTS), pipeline="compv4")
-    yield _kernels(archs, (128, 128), wave, dtype_a=DType.BF16, pipeline="compv4")
-    yield _kernels(archs, (128, 128), wave, dtype_a=DType.FP32, layout=["rcr", "crr"], pipeline="compv4")
-    yield _kernels(archs, (128, 128), wave, dtype_a=DType.INT8, layout=["rcr", "rrr"], pipeline="compv4")
+    every: dict[str, Any] = {"layout": list(LAYOUTS), "pipeline": "compv4"}
+    for dtype in (DType.FP16, DType.BF16, DType.FP32, DType.INT8):
+        yield _kernels(archs, (128, 128), wave, dtype_a=dtype, **every)
     for dtype, other in _EIGHT:
         # Where the pair of types has an instruction.
-        layouts = ["rcr", "rrr"] if other == "" else "rcr"
-        yield _kernels(archs, (128, 128), wave, dtype_a=dtype, dtype_b=other, layout=layouts, pipeline="compv4")
+        yield _kernels(archs, (128, 128), wave, dtype_a=dtype, dtype_b=other, **every)
 
 
 def _steps(archs: Archs, wave: tuple[int, int]) -> Declarations:
@@ -157,15 +159,16 @@ def _defaults() -> Declarations:
             if sums * lines > _SUMS:
                 continue
             for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):
-                yield _kernels(
-                    lambda arch: arch.kind == "hip",
-                    shape.tile,
-                    shape.wave,
-                    lines=lines,
-                    dtype_a=dtypes,
-                    layout=["rcr", "rrr"],
-                    pipeline=["mem"] if min(shape.tile) <= _FEW else ["comp_async", "compv4", "compv3"],
-                )
+                for layouts, pipelines in _LOOPS:
+                    yield _kernels(
+                        lambda arch: arch.kind == "hip",
+                        shape.tile,
+                        shape.wave,
+                        lines=lines,
+                        dtype_a=dtypes,
+                        layout=list(layouts),
+                        pipeline=["mem"] if min(shape.tile) <= _FEW else list(pipelines),
+                    )
 
 
 HIP_DEFAULTS: tuple[Declaration[GemmConfig], ...] = tuple(_defaults())

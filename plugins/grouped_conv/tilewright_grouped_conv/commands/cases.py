@@ -80,6 +80,8 @@ class ConvCase:
     """Factor of the sums."""
     clamp: str = ""
     """``low:high``, either of which may be left out."""
+    slope: str = ""
+    """Factor below zero of ``LeakyRelu`` and ``Elu``."""
 
     def written(self, where: str) -> ConvCase:
         """Itself, if its words can be read. Raises ``InvalidArgumentError``."""
@@ -187,6 +189,7 @@ class ConvCase:
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
         parts += [f"*{self.alpha}"] if self.alpha else []
         parts += [self.activation] if self.activation else []
+        parts += [f"slope {self.slope}"] if self.slope else []
         parts += [f"clamp {self.clamp}"] if self.clamp else []
         return " ".join(parts)
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "LAYERS"]
 
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
-_ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish")
+_ACTIVATIONS = (
+    "Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Elu", "Softplus", "Mish",
+)  # fmt: skip
 _BINARIES = ("MultiDAdd", "MultiDMultiply", "Add", "Multiply")
 _RULE_SET_FLAGS = ("--rule-set", "-r")
 _RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
@@ -102,6 +104,7 @@ class ConvCommand(ProblemCommand):
         option("scale", "", "Factors: one, or one for each channel.", words=("tensor", "channel"), strict=True),
         option("alpha", "", "Factor of the sums.", metavar="NUMBER"),
         option("clamp", "", "Bounds of the result: 0:6, 0: or :6.", metavar="LOW:HIGH"),
+        option("slope", "", "Factor below zero of LeakyRelu (else 0.01) and Elu (else 1).", metavar="NUMBER"),
         option("split_k", 0, "Parts that the sums are made in; 0: the planner decides.", least=0),
         flag(
             "transposed",

@@ -211,7 +211,9 @@ def cuda_full(config: type[ConvConfig]) -> Declarations:
 
 
 def every_shape(config: type[ConvConfig], target: Target, shapes: tuple[Shape, ...]) -> Declarations:
-    """Shapes with every type, dimension, access and epilogue."""
+    """Shapes with every type, dimension, access and epilogue; of floats also those that read the image as a matrix,
+    and gradients of the weights in two stages.
+    """
     eight = _EIGHT if config.direction is Direction.FORWARD else ()
     for dtype, other in (*((dtype, "") for dtype in _FLOATS), *eight):
         for shape in shapes:
@@ -228,3 +230,10 @@ def every_shape(config: type[ConvConfig], target: Target, shapes: tuple[Shape, .
                         vector_sizes=vectors(dtype, default_output(dtype), access),
                         epilogue=[Epilogue.CSHUFFLE, Epilogue.DEFAULT],
                     )
+                if other or dtype.bytes == 1:
+                    continue
+                placed: dict[str, Any] = {"layout": layout_of(ndim), "ndim": ndim}
+                pointwise = {"specialization": Specialization.FILTER1X1_STRIDE1_PAD0, "explicit_gemm": True}
+                yield product(config, target, shape, dtype, **placed, **pointwise)
+                if config.direction is Direction.BACKWARD_WEIGHT:
+                    yield product(config, target, shape, dtype, **placed, split_k=8, two_stage=True)

@@ -16,6 +16,7 @@ from tilewright_kit.contract.problem import Attribute, OperationRequest
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.vocabulary import SLOPES
 
 __all__ = [
     "DTYPES",
@@ -218,10 +219,15 @@ def check_number(case: Any, where: str, name: str) -> None:
 
 
 def check_steps(case: Any, where: str) -> None:
-    """Raise ``InvalidArgumentError`` for ``alpha`` and ``clamp`` that cannot be read, for a clamp beside another
-    activation, and for a step that brings in no D.
+    """Raise ``InvalidArgumentError`` for ``alpha``, ``slope`` and ``clamp`` that cannot be read, for a clamp beside
+    another activation, a slope without its activation, and for a step that brings in no D.
     """
     check_number(case, where, "alpha")
+    check_number(case, where, "slope")
+    sloped = [step.value for step in SLOPES]
+    if case.slope and case.activation not in sloped:
+        fix = f"set activation to {' or '.join(sloped)}, or leave slope out"
+        raise wrong(where, "slope", case.slope, "only some activations have a slope", fix)
     if case.clamp:
         try:
             low, high = (float(part) if part else None for part in case.clamp.split(":"))
@@ -253,8 +259,8 @@ def add_bias(case: Any, inputs: dict[str, TensorDesc], size: int) -> None:
 
 
 def step_attributes(case: Any) -> dict[str, Attribute]:
-    """Attributes from the columns ``out_dtype``, ``activation``, ``clamp``, ``alpha``, ``d`` with ``binary``, and
-    ``split_k``.
+    """Attributes from the columns ``out_dtype``, ``activation``, ``clamp``, ``slope``, ``alpha``, ``d`` with
+    ``binary``, and ``split_k``.
     """
     words: dict[str, Attribute] = {
         "out_dtype": case.out_dtype,
@@ -263,6 +269,8 @@ def step_attributes(case: Any) -> dict[str, Attribute]:
         "split_k": case.split_k,
     }
     found = {name: value for name, value in words.items() if value}
+    if case.slope:
+        found["slope"] = float(case.slope)
     if case.alpha:
         found["alpha"] = float(case.alpha)
     for name, bound in zip(("clamp_lo", "clamp_hi"), case.clamp.split(":"), strict=False):

@@ -18,7 +18,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def apply_unary(unary: Unary, x: Array, lo: float, hi: float) -> Array:
-    """One elementwise step in float64. NaN passes through every step."""
+    """One elementwise step in float64. NaN passes through every step. ``lo``: also the factor below zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         if unary is Unary.RELU:
             return np.where(x < 0, 0.0, x)
@@ -36,4 +36,12 @@ def apply_unary(unary: Unary, x: Array, lo: float, hi: float) -> Array:
             return np.asarray(x * np.clip(x + 3.0, 0.0, 6.0) / 6.0)
         if unary is Unary.CLAMP:
             return np.asarray(np.clip(x, lo, hi))
+        if unary is Unary.LEAKY_RELU:
+            return np.where(x < 0, lo * x, x)
+        if unary is Unary.ELU:
+            return np.where(x < 0, lo * np.expm1(np.minimum(x, 0.0)), x)
+        if unary is Unary.SOFTPLUS:
+            return np.asarray(np.logaddexp(x, 0.0))
+        if unary is Unary.MISH:
+            return np.asarray(x * np.tanh(np.logaddexp(x, 0.0)))
     return x

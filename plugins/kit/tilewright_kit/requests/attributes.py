@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_kit.types.vocabulary import UNARY_ALIASES, Binary, Unary, Word
+from tilewright_kit.types.vocabulary import SLOPES, UNARY_ALIASES, Binary, Unary, Word
 
 __all__ = [
     "DEFAULT_ALIGNMENT",
@@ -42,7 +42,8 @@ DEFAULT_ALIGNMENT = 16
 MAX_ALIGNMENT = 128
 
 PRODUCT_ATTRIBUTES = (
-    "alpha", "binary", "unary", "clamp_lo", "clamp_hi", "out_dtype", "split_k", "alignment", "fast_accumulation",
+    "alpha", "binary", "unary", "clamp_lo", "clamp_hi", "slope", "out_dtype", "split_k", "alignment",
+    "fast_accumulation",
 )  # fmt: skip
 """Attributes of every operation that computes products of matrices and elementwise steps behind them."""
 
@@ -56,6 +57,7 @@ class ProductAttributes:
     """None if the caller named none."""
     unary: Unary = Unary.NONE
     clamp_lo: float = 0.0
+    """Lower bound of ``Clamp``; of ``LeakyRelu`` and ``Elu`` the factor below zero."""
     clamp_hi: float = 0.0
     out_dtype: DType | None = None
     split_k: int = 0
@@ -75,7 +77,8 @@ def refuse(reason: str, field: str, value: object, rule: str, fix: str) -> Inval
 def take_product(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``ProductAttributes``."""
     unary = take_choice(given, "unary", Unary, UNARY_ALIASES) or Unary.NONE
-    lo, hi = take_clamp(given, unary)
+    slope = take_slope(given, unary)
+    lo, hi = (slope, 0.0) if unary in SLOPES else take_clamp(given, unary)
     return {
         "alpha": take_finite(given, "alpha", 1.0),
         "binary": take_choice(given, "binary", Binary, {}),
@@ -228,6 +231,19 @@ def take_clamp(given: Mapping[str, Any], unary: Unary) -> tuple[float, float]:
             f"clamp_lo {lo} is greater than clamp_hi {hi}", "attributes.clamp_lo", lo, "clamp_bounds", "swap the bounds"
         )
     return lo, hi
+
+
+def take_slope(given: Mapping[str, Any], unary: Unary) -> float:
+    """The factor below zero; 0 for steps without one."""
+    if unary not in SLOPES and "slope" in given:
+        raise refuse(
+            f"slope is given, but the unary step is {unary}",
+            "attributes.slope",
+            given["slope"],
+            "slope_step",
+            f"set unary to {' or '.join(SLOPES)}, or leave slope out",
+        )
+    return take_finite(given, "slope", SLOPES.get(unary, 0.0))
 
 
 def wrong_type(name: str, value: object, wanted: str) -> InvalidArgumentError:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tilewright_kit.contract.problem import Attribute
 from tilewright_kit.requests.attributes import DEFAULT_ALIGNMENT
 from tilewright_kit.types.dtypes import DType
-from tilewright_kit.types.vocabulary import Binary, Unary
+from tilewright_kit.types.vocabulary import SLOPES, Binary, Unary
 
 __all__ = ["Steps", "describe_steps", "describe_unusual", "step_attributes"]
 
@@ -64,6 +64,8 @@ def describe_unusual(problem: Steps) -> dict[str, Any]:
         # An open bound is left out: JSON has no infinity.
         bounds = {"clamp_lo": problem.clamp_lo, "clamp_hi": problem.clamp_hi}
         record |= {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
+    if problem.unary in SLOPES:
+        record["slope"] = problem.clamp_lo
     return record
 
 
@@ -76,6 +78,8 @@ def step_attributes(problem: Steps, sizes: Mapping[str, int]) -> dict[str, Attri
     }
     if problem.unary is Unary.CLAMP:
         found |= {"clamp_lo": problem.clamp_lo, "clamp_hi": problem.clamp_hi}
+    if problem.unary in SLOPES:
+        found["slope"] = problem.clamp_lo
     if problem.binary is not Binary.NONE:
         found["binary"] = problem.binary.value
     return found

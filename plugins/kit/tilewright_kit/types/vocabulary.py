@@ -11,6 +11,7 @@ from tilewright_kit.types.dtypes import DType
 
 __all__ = [
     "MAX_D",
+    "SLOPES",
     "UNARY_ALIASES",
     "Binary",
     "Epilogue",
@@ -51,7 +52,9 @@ class Binary(Word):
 
 
 class Unary(Word):
-    """Steps on one value, after the binary step. ``Gelu`` is exact (erf), ``FastGelu`` its tanh approximation."""
+    """Steps on one value, after the binary step. ``Gelu`` is exact (erf), ``FastGelu`` its tanh approximation.
+    ``LeakyRelu`` and ``Elu`` have a factor below zero (attribute ``slope``).
+    """
 
     NONE = "PassThrough"
     RELU = "Relu"
@@ -62,9 +65,16 @@ class Unary(Word):
     TANH = "Tanh"
     HARD_SWISH = "HardSwish"
     CLAMP = "Clamp"
+    LEAKY_RELU = "LeakyRelu"
+    ELU = "Elu"
+    SOFTPLUS = "Softplus"
+    MISH = "Mish"
 
 
-UNARY_ALIASES = {"Swish": "Silu"}
+UNARY_ALIASES = {"Swish": "Silu", "SoftRelu": "Softplus"}
+
+SLOPES = {Unary.LEAKY_RELU: 0.01, Unary.ELU: 1.0}
+"""Steps with a factor below zero, and its default."""
 
 
 class Epilogue(Word):
