@@ -132,3 +132,28 @@ def test_sweeps_drop_what_no_template_computes(cdna: ArchSpec) -> None:
     partial = GemmConfig(reduction=Reduction.LINEAR)
     (violation,) = (item for item in RULES.check(partial, cdna) if item.rule == "stream_k")
     assert "split_k" in violation.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "why"),
+    [
+        ({"pipeline": "compv5"}, "pipeline", "static bound"),
+        ({"pipeline": "comp_v6"}, "pipeline", "static bound"),
+        ({"pipeline": "wavelet"}, "pipeline", "static bound"),
+        ({"pipeline": "basic_v1"}, "pipeline", "compv3"),
+        ({"pipeline": "comp_tdm"}, "pipeline", "gfx1250"),
+        ({"reduction": "linear"}, "stream_k", "split_k"),
+        ({"structured_sparsity": True}, "structured_sparsity", "2:4"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_forms_that_are_left_out_are_refused_with_the_reason(
+    name: str, fields: dict[str, Any], rule: str, why: str
+) -> None:
+    arch = tilewright_arch.load(name)
+    config = RULES.correct(GemmConfig(), arch).config.replace(
+        **{key: GemmConfig.coerce(key, value) for key, value in fields.items()}
+    )
+    reasons = {item.rule: item.reason for item in RULES.check(config, arch)}
+    assert why in reasons[rule]
+    assert RULES.correct(config, arch).is_valid

@@ -114,7 +114,7 @@ def _whole(x: Spec, w: Spec, steps: Sequence[int], gaps: Sequence[int], extra: S
 
 
 def _both(field: str, padding: Any, count: int) -> tuple[list[int], list[int]]:
-    """What comes before each axis, and what comes behind."""
+    """Padding before each axis, and padding behind."""
     padding = as_numbers(padding)
     if isinstance(padding, list) and len(padding) == 2 * count:
         pads = _each(field, padding, 2 * count)

@@ -47,8 +47,13 @@ that is no faster: fewer sums, and shorter lines, keep the matrix units as busy.
 """
 
 
-_LOOPS = ((("rcr", "rrr"), ("comp_async", "compv4", "compv3")), (("crr", "ccr"), ("compv4", "compv3")))
-"""Layouts, and the pipelines of their usual tiles: with A in columns ``comp_async`` is ``compv4``."""
+_LOOPS = (
+    (("rcr", "rrr"), ("comp_async", "compv4", "compv3"), _SUMS),
+    (("crr", "ccr"), ("compv4", "compv3"), _SUMS // 2),
+)
+"""Layouts, the pipelines of their usual tiles, and the most sums of a lane times lines. With A in columns
+``comp_async`` is ``compv4``, and turning A takes registers: the larger tiles are left to planners.
+"""
 
 
 def preferred(field: str, arch: ArchSpec, partial: Mapping[str, Any]) -> Iterable[Any] | None:
@@ -159,7 +164,9 @@ def _defaults() -> Declarations:
             if sums * lines > _SUMS:
                 continue
             for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):
-                for layouts, pipelines in _LOOPS:
+                for layouts, pipelines, most in _LOOPS:
+                    if sums * lines > most:
+                        continue
                     yield _kernels(
                         lambda arch: arch.kind == "hip",
                         shape.tile,
