@@ -9,6 +9,7 @@ tile table of AMD GPUs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from tilewright_grouped_conv.config.config import CONFIGS, DIRECT_PIPELINE, ConvConfig
@@ -108,6 +109,28 @@ def _sets(config: type[ConvConfig]) -> dict[str, KernelSet[ConvConfig]]:
     }
 
 
+class _Sets(Mapping[str, KernelSet[ConvConfig]]):
+    """The sets of a direction. Their thousands of declarations are made when they are first asked for, which a server
+    that starts does not.
+    """
+
+    def __init__(self, config: type[ConvConfig]) -> None:
+        self._config = config
+
+    @cached_property
+    def _made(self) -> dict[str, KernelSet[ConvConfig]]:
+        return _sets(self._config)
+
+    def __getitem__(self, name: str) -> KernelSet[ConvConfig]:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
 KERNEL_SETS: Mapping[Direction, Mapping[str, KernelSet[ConvConfig]]] = {
-    direction: _sets(config) for direction, config in CONFIGS.items()
+    direction: _Sets(config) for direction, config in CONFIGS.items()
 }
