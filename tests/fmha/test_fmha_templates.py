@@ -8,11 +8,23 @@ from unittest.mock import patch
 import pytest
 from fmha_configs import AMD, CPU, all_templates, valid
 
+import tilewright_arch
+from tilewright_fmha.config.config import CONFIGS
 from tilewright_fmha.config.features import SWITCHES, features_of
 from tilewright_fmha.pipelines import templates as template_table
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES, missing, nearest
-from tilewright_fmha.vocabulary import BiasKind, Family, FmhaDType, KvLookup, MaskKind, Mode, QScale, VLayout
+from tilewright_fmha.vocabulary import (
+    OPERATIONS,
+    BiasKind,
+    Family,
+    FmhaDType,
+    KvLookup,
+    MaskKind,
+    Mode,
+    QScale,
+    VLayout,
+)
 
 _BARE = frozenset({"bf16", "fp16", "group", "paged_vllm", "causal", "bias", "softcap", "lse"})
 
@@ -91,3 +103,12 @@ def test_features_are_what_differs_from_a_plain_kernel() -> None:
     assert features_of(valid(CPU)) == {"bf16"}
     config = valid(CPU, Family.PAGEDKV, kv_lookup=KvLookup.SGLANG, mask=MaskKind.CAUSAL)
     assert features_of(config) == {"bf16", "paged_sglang", "causal"}
+
+
+@pytest.mark.parametrize("name", tilewright_arch.names())
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_configuration_without_any_field_is_corrected_to_a_kernel_of_every_arch(name: str, operation: str) -> None:
+    arch = tilewright_arch.load(name)
+    corrected = RULES.correct(CONFIGS[operation](), arch)
+    assert corrected.is_valid
+    assert not RULES.check(corrected.config, arch)

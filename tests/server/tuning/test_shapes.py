@@ -66,6 +66,8 @@ def test_names_written_shapes_and_standard_input() -> None:
         ("m,n,k,dtype\n1,2,3,fp17\n", "shapes.dtype", "fp17"),
         ("m,n,k,layout\n1,2,3,rcc\n", "shapes.layout", "rcc"),
         ("m,n,k,scale_a\n1,2,3,column\n", "shapes.scale_a", "no such scale"),
+        ("m,n,k,slope\n1,2,3,0.5\n", "shapes.slope", "activation"),
+        ("m,n,k,activation,slope\n1,2,3,Elu,steep\n", "shapes.slope", "no number"),
         ("\n", "shapes", "no shapes"),
     ],
 )
