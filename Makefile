@@ -49,8 +49,9 @@ test-all: ## `make test`, then `make test-rest`: all that continuous integration
 test-exhaustive: $(DEV_READY) ## All of the sets of which `make test-all` has a covering part; minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests
 
-soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server for ten minutes; SOAK_ARGS="--minutes 60 --seed 1"
+soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server for ten minutes; 100,000 mutated bundles; SOAK_ARGS="--minutes 60"
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
+	@$(BIN)/python -m pytest -n 0 -m exhaustive tests/native/test_fuzz_bundles.py
 
 gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes
 	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha

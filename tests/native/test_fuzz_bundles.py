@@ -27,8 +27,11 @@ def compiler_with_sanitizers(folder: Path) -> str:
     pytest.skip("no C++ compiler with AddressSanitizer: install g++ with libasan and libubsan")
 
 
-@pytest.mark.extended
-def test_mutated_bundles_and_plans_break_no_rule_of_memory(tmp_path: Path, kernel_cache: Path) -> None:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "count", [pytest.param(1500, marks=pytest.mark.extended), pytest.param(100_000, marks=pytest.mark.exhaustive)]
+)
+def test_mutated_bundles_and_plans_break_no_rule_of_memory(tmp_path: Path, kernel_cache: Path, count: int) -> None:
     bundle, driver = tmp_path / "model.twb", tmp_path / "fuzz"
     assert main(["bundle", "build", *SHAPES, "--cache-dir", str(kernel_cache), "-o", str(bundle)]) == 0
     sources = [*sorted((NATIVE / "runtime").rglob("*.cpp")), NATIVE / "include" / "tilewright" / "cpu" / "runtime.cpp"]
@@ -37,11 +40,11 @@ def test_mutated_bundles_and_plans_break_no_rule_of_memory(tmp_path: Path, kerne
     subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread", "-o", str(driver)], check=True)
     environment = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=1"}
     done = subprocess.run(
-        [str(driver), str(bundle), "1500", "1"],
+        [str(driver), str(bundle), str(count), "1"],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=3600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -196,6 +196,13 @@ CHECKED: dict[str, Callable[[], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
+def test_every_operation_is_checked() -> None:
+    every = {
+        name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("tilewright::")
+    }
+    assert every == CHECKED.keys()
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", CHECKED)
 def test_opcheck_passes(name: str) -> None:
