@@ -70,8 +70,3 @@ class FreeList:
     def _insert(self, start: int, length: int) -> None:
         insort(self._starts, start)
         self._lengths[start] = length
-
-    @property
-    def free_ranges(self) -> tuple[tuple[int, int], ...]:
-        """(offset, length) of every free range, in order."""
-        return tuple((start, self._lengths[start]) for start in self._starts)
