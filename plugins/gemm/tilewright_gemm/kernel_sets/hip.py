@@ -21,6 +21,10 @@ Archs = Callable[[ArchSpec], bool]
 Declarations = Iterator[Declaration[GemmConfig]]
 
 
+def _hip(arch: ArchSpec) -> bool:
+    return arch.kind == "hip"
+
+
 def _cdna(arch: ArchSpec) -> bool:
     return arch.kind == "hip" and arch.wave_size == 64
 
@@ -48,11 +52,11 @@ that is no faster: fewer sums, and shorter lines, keep the matrix units as busy.
 
 
 _LOOPS = (
-    (("rcr", "rrr"), ("comp_async", "compv4", "compv3"), _SUMS),
-    (("crr", "ccr"), ("compv4", "compv3"), _SUMS // 2),
+    (("rcr", "rrr"), ("comp_async", "compv4", "compv3"), _SUMS, _SUMS),
+    (("crr", "ccr"), ("compv4", "compv3"), _SUMS // 2, _SUMS // 4),
 )
-"""Layouts, the pipelines of their usual tiles, and the most sums of a lane times lines. With A in columns
-``comp_async`` is ``compv4``, and turning A takes registers: the larger tiles are left to planners.
+"""Layouts, the pipelines of their usual tiles, and the most sums times lines where waves have 64 lanes, and 32. With A
+in columns ``comp_async`` is ``compv4``, and turning A takes registers: the larger tiles are left to planners.
 """
 
 
@@ -164,11 +168,11 @@ def _defaults() -> Declarations:
             if sums * lines > _SUMS:
                 continue
             for dtypes in ([DType.FP32], _HALVES, [DType.INT8], [DType.FP8]):
-                for layouts, pipelines, most in _LOOPS:
+                for layouts, pipelines, most, most_rdna in _LOOPS:
                     if sums * lines > most:
                         continue
                     yield _kernels(
-                        lambda arch: arch.kind == "hip",
+                        _hip if sums * lines <= most_rdna else _cdna,
                         shape.tile,
                         shape.wave,
                         lines=lines,
