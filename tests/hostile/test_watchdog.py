@@ -6,10 +6,12 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hostile_servers import RUN, WAIT_S, bystander_lives, channel, silent_calls
 from rpc_harness import Client, ServerProcess, inline
 
@@ -75,6 +77,35 @@ def test_a_watchdog_says_what_it_heard(tmp_path: Path) -> None:
     watchdog.start()
     assert heard.wait(20)
     assert "nobody" in ended[0] and "UNAVAILABLE" in ended[0]
+
+
+class Slow(health_pb2_grpc.HealthServicer):
+    """Answers to the check of its health after a second and a half."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: object) -> health_pb2.HealthCheckResponse:
+        time.sleep(1.5)
+        self.answers += 1
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.mark.extended
+def test_a_server_that_answers_slowly_goes_on(tmp_path: Path) -> None:
+    ended: list[str] = []
+    server, slow = grpc.server(ThreadPoolExecutor(8)), Slow()
+    health_pb2_grpc.add_HealthServicer_to_server(slow, server)
+    server.add_insecure_port(f"unix:{tmp_path}/slow")
+    server.start()
+    watchdog = Watchdog(f"unix:{tmp_path}/slow", 6, ended.append)
+    watchdog.start()
+    deadline = time.monotonic() + WAIT_S
+    while slow.answers < 4 and not ended and time.monotonic() < deadline:
+        time.sleep(0.1)
+    watchdog.stop()
+    server.stop(None)
+    assert slow.answers >= 4 and ended == []
 
 
 @pytest.mark.extended

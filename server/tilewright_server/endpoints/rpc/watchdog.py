@@ -74,13 +74,16 @@ class Watchdog:
 
     def _run(self) -> None:
         interval = min(INTERVAL_S, self._limit_s / 4)
+        # A server that answers slowly answers: two checks and the pauses before them fill the limit.
+        timeout = self._limit_s / 2 - interval
         with grpc.insecure_channel(self._address, options=OPTIONS) as channel:
             check = channel.unary_unary(CHECK)
             request = health_pb2.HealthCheckRequest().SerializeToString()
             answered = last = time.monotonic()
             while not self._stopped.wait(interval):
+                asked = time.monotonic()
                 try:
-                    check(request, timeout=interval)
+                    check(request, timeout=timeout)
                     failure = ""
                 except grpc.RpcError as error:
                     # Any other status is an answer.
@@ -89,7 +92,7 @@ class Watchdog:
                 except Exception as error:
                     failure = repr(error)
                 now = time.monotonic()
-                overslept = now - last > 2 * interval + OVERSLEPT_S
+                overslept = asked - last > interval + OVERSLEPT_S or now - asked > timeout + OVERSLEPT_S
                 last = now
                 if not failure or overslept:
                     answered = self._answered = now
