@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,27 @@ class SparseFile(MemoryFile):
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+class Peak:
+    """The most memory that a server held of its own, looked at again and again."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self.before = self.most = self._now()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _now(self) -> float:
+        status = Path(f"/proc/{self._server.pid}/status").read_text()
+        return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+    def _look(self) -> None:
+        while not self._over.wait(0.005):
+            self.most = max(self.most, self._now())
+
+    def grown_mib(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return max(self.most, self._now()) - self.before

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hostile_servers import GEMM, bystander_lives, channel
+from hostile_servers import GEMM, Peak, bystander_lives, channel
 from rpc_harness import ServerProcess, eventually
-from test_memory import Peak
 
 EXPORT = "/tilewright.v1.Kernels/Export"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hostile_servers import LIMITED, RUN, WAIT_S, bystander_lives, channel
+from hostile_servers import LIMITED, RUN, WAIT_S, Peak, bystander_lives, channel
 from rpc_harness import FAKE, Client, ServerProcess, detail_of, eventually, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
@@ -19,30 +19,6 @@ from tilewright_proto.v1 import tensor_pb2 as tp
 
 MIB = 1 << 20
 WINDOW = [("grpc.http2.lookahead_bytes", 64 * 1024), ("grpc.http2.bdp_probe", 0)]
-
-
-class Peak:
-    """The most memory that a server held of its own, looked at again and again."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._server = server
-        self._over = threading.Event()
-        self.before = self.most = self._now()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _now(self) -> float:
-        status = Path(f"/proc/{self._server.pid}/status").read_text()
-        return int(status.split("RssAnon:")[1].split()[0]) / 1024
-
-    def _look(self) -> None:
-        while not self._over.wait(0.005):
-            self.most = max(self.most, self._now())
-
-    def grown_mib(self) -> float:
-        self._over.set()
-        self._thread.join()
-        return max(self.most, self._now()) - self.before
 
 
 def unread(address: str, path: str, request: bytes, count: int) -> tuple[Any, list[Any]]:

@@ -144,7 +144,8 @@ class Refuse(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
 from tilewright_server.devices.cuda import discovery, plugin
-from tilewright_server.devices.cuda import api, device, module
+from tilewright_server.devices.cuda import device
+from tilewright_server.devices.cuda.driver import api, module
 from tilewright_kit.types.errors import ToolchainMissingError, UnavailableError
 discovery._LIBRARIES = discovery._NODES = ()
 (provider,) = plugin.tilewright_devices()

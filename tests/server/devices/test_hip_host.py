@@ -223,7 +223,8 @@ class Refuse(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in ("hip", "rocm"):
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Refuse())
-from tilewright_server.devices.hip import api, device, discovery, plugin, probe
+from tilewright_server.devices.hip import device, discovery, plugin, probe
+from tilewright_server.devices.hip.driver import api
 from tilewright_kit.types.errors import UnavailableError
 discovery._LIBRARIES, discovery._NODE = (), "nowhere"
 (provider,) = plugin.tilewright_devices()

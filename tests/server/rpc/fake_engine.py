@@ -105,6 +105,9 @@ class FakeEngine:
             raise NotFoundError("no such device", field="device", value=name)
         return self.device
 
+    def remeasured(self) -> bool:
+        return False
+
     def plan(self, request: OperationRequest, selection: Selection, call: Call) -> Any:
         if request.operation != "copy":
             raise NotFoundError("no such operation", field="operation", value=request.operation)

@@ -146,7 +146,8 @@ def test_regions_that_come_and_go_under_load_are_never_used_stale(client: Client
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == {"", "region_id"}
+    # A mapping that ends while its pages are looked for has none.
+    assert {"", "region_id"} <= seen <= {"", "region_id", "region_populated"}
     assert server.regions()[0] == mapped
 
 
