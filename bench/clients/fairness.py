@@ -14,12 +14,12 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from serving import serving
 
 import tilewright as tw
 
@@ -30,22 +30,6 @@ FLOODS = {
     "repeats": "one launch repeated 100,000 times",
 }
 NEW_KERNELS = 3
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[str]:
-    """A server with an empty cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        target = f"unix:{folder}/s"
-        flags = ["--listen", target, "--cache-dir", f"{folder}/cache", "--log-level", "warning"]
-        command = [sys.executable, "-m", "tilewright_tools.cli", "serve", *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            server.stdout.readline()
-            try:
-                yield target
-            finally:
-                server.kill()
 
 
 class Product:

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from local_socket import serving
+from serving import serving
 
 CLIENT = """
 import fcntl, os, secrets, sys

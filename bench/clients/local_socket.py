@@ -10,28 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
+from serving import serving
 
 import tilewright as tw
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        target = f"unix:{folder}/s"
-        flags = ["--listen", target, "--cache-dir", f"{folder}/cache", "--log-level", "warning"]
-        command = [sys.executable, "-m", "tilewright_tools.cli", "serve", *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            server.stdout.readline()
-            yield target
-            server.terminate()
 
 
 def latencies(call: Callable[[], object], seconds: float) -> np.ndarray:

@@ -11,35 +11,17 @@ microseconds; on a GPU also the kernel's own time, of launches in place that fol
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from serving import serving
 
 import tilewright as tw
 
 FEW = 50
-
-
-@contextlib.contextmanager
-def serving(*flags: str) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        target = f"unix:{folder}/s"
-        listen = ["--listen", target, "--cache-dir", f"{folder}/cache", "--log-level", "warning"]
-        command = [sys.executable, "-m", "tilewright_tools.cli", "serve", *listen, *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            server.stdout.readline()
-            try:
-                yield target
-            finally:
-                server.terminate()
 
 
 def product(client: tw.Client, device: str, shape: tuple[int, int, int]) -> tuple[Callable[[], object], Any]:

@@ -1,5 +1,5 @@
 """Units of a GPU that have no tile in the last round, for the best candidate of each of many products: all that
-Stream-K could win. Needs no GPU: ``python bench/idle_units.py --arch gfx942 --units 304``.
+Stream-K could win. Needs no GPU: ``python bench/lab/idle_units.py --arch gfx942 --units 304``.
 """
 
 from __future__ import annotations
