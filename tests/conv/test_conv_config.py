@@ -65,7 +65,7 @@ OTHER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_names_begin_as_those_of_the_seeds(direction: Direction) -> None:
+def test_names_begin_as_those_of_composable_kernel(direction: Direction) -> None:
     words = "fp16_nhwgc_2d_compv4_cshuffle_intrawave_128x128x32_2x2x1_32x32x16"
     assert CONFIGS[direction]().name == f"grouped_conv_{direction}_{words}"
 

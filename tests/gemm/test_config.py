@@ -57,7 +57,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-def test_defaults_and_name_are_those_of_the_seeds() -> None:
+def test_defaults_and_name_are_those_of_composable_kernel() -> None:
     config = GemmConfig()
     assert config.name == ("gemm_fp16_rcr_compv4_cshuffle_intrawave_True_True_True_False_128x128x32_2x2x1_32x32x16")
     assert (config.a, config.b, config.c, config.acc) == ("fp16", "fp16", "fp16", "fp32")

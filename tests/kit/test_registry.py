@@ -6,14 +6,11 @@ import threading
 from datetime import datetime, timezone
 from typing import Any
 
-import pytest
 import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright_arch import ArchSpec
-from tilewright_kit.kernel_sets.registry import Entry, MergeReport, Outcome, Priority, Registry
-from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
+from tilewright_kit.kernel_sets.registry import Outcome, Priority, RegistrationReport, Registry
 
 ToyConfig = toy.ToyConfig
 TYPES = {"toy": ToyConfig}
@@ -28,12 +25,8 @@ def filled(items: Any, how: str = "register") -> Registry:
     for number, (config, priority) in enumerate(items):
         if how == "register":
             registry.register(config, "a", priority, str(number))
-        elif how == "register_set":
-            registry.register_set([config], "a", priority, str(number))
         else:
-            other = Registry()
-            other.register(config, "a", priority, str(number))
-            registry.merge(other)
+            registry.register_set([config], "a", priority, str(number))
     return registry
 
 
@@ -43,7 +36,7 @@ def test_one_rule_on_taken_keys_holds_for_every_way_in(items: Any) -> None:
     for number, (config, priority) in enumerate(items):
         if config not in expected or priority > expected[config][0]:
             expected[config] = (priority, str(number))
-    for how in ("register", "register_set", "merge"):
+    for how in ("register", "register_set"):
         assert {entry.config: (entry.priority, entry.origin) for entry in filled(items, how)} == expected
 
 
@@ -59,58 +52,20 @@ def test_outcomes_are_told() -> None:
     assert registry.register(config, "a") is Outcome.KEPT
     assert registry.register(config, "a", Priority.LOW) is Outcome.KEPT
     assert registry.register(config, "a", Priority.HIGH) is Outcome.REPLACED
-    other = Registry()
-    other.register_set(CONFIGS, "a")
-    report = registry.merge(other)
-    assert report == MergeReport(
+    report = registry.register_set(CONFIGS, "a")
+    assert report == RegistrationReport(
         added=tuple(item.key("a") for item in CONFIGS if item != config), kept=(config.key("a"),)
     )
-    assert other.merge(registry, Priority.HIGH).replaced == tuple(entry.key for entry in registry)
+    replaced = registry.register_set(CONFIGS[1:3], "a", Priority.HIGH).replaced
+    assert replaced == tuple(
+        entry.key for entry in registry if entry.priority is Priority.HIGH and entry.config != config
+    )
 
 
-def test_a_kernel_is_found_by_key_text_of_key_and_name(arch: ArchSpec) -> None:
-    registry, config = Registry(), ToyConfig()
-    registry.register(config, arch)
-    key = config.key(arch.id)
-    entry = Entry(key, config)
-    assert [registry.lookup(item) for item in (key, str(key), config.name)] == [entry] * 3
-    assert registry.lookup(config.name, "other") is None
-    assert key in registry
-    assert str(key) in registry
-    with pytest.raises(NotFoundError):
-        registry.require("nothing")
-    assert registry.remove(key)
-    assert not registry.remove(key)
-    assert registry.lookup(str(key)) is None
+# Export
 
 
-def test_a_name_on_several_archs_needs_the_arch(arch: ArchSpec) -> None:
-    registry = Registry()
-    registry.register(ToyConfig(), "a")
-    registry.register(ToyConfig(), "b")
-    with pytest.raises(InvalidArgumentError, match="name one of: a, b"):
-        registry.lookup(ToyConfig().name)
-    found = registry.lookup(ToyConfig().name, "b")
-    assert found is not None
-    assert found.arch == "b"
-
-
-def test_filters_give_new_registries_in_the_same_order() -> None:
-    registry = filled([(CONFIGS[0], Priority.LOW), (CONFIGS[1], Priority.HIGH), (CONFIGS[2], Priority.HIGH)])
-    registry.register(CONFIGS[3], "b")
-    assert [entry.config for entry in registry.filter(lambda entry: entry.arch == "a")] == [
-        CONFIGS[1],
-        CONFIGS[2],
-        CONFIGS[0],
-    ]
-    assert [entry.config for entry in registry.filter(lambda entry: entry.priority is Priority.HIGH)] == CONFIGS[1:3]
-    assert len(registry) == 4
-
-
-# ---- export and import ----
-
-
-def test_an_export_has_the_schema_of_the_seeds() -> None:
+def test_an_export_has_its_schema() -> None:
     registry = Registry("node")
     registry.register(ToyConfig(), "gfx942")
     document = registry.to_dict(NOW)
