@@ -242,13 +242,12 @@ class Service:
         self.sessions.collect_launches()
 
     def _collect_again(self) -> None:
-        remeasured = self.engine.remeasured()
         with self._lock:
             self._collecting = self.sessions.collect_launches()
-            if remeasured:
-                self.sessions.announce_choices()
             if self._collecting:
                 self._later.run(self._collect_again, COLLECT_S)
+        if self.engine.remeasured():
+            self.sessions.announce_choices()
 
     def _launched_by_caller(self, target: Target, launches: int, samples: int, sampled_ns: int) -> None:
         prepared = target.prepared.current

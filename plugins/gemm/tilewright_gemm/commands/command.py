@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.commands.parameters import argument, flag, option
 from tilewright_kit.commands.problem_command import Example, Preparation, ProblemCommand
+from tilewright_kit.commands.steps import ACTIVATION, BINARY, CLAMP, SLOPE, SPLIT_K
 
 if TYPE_CHECKING:
     from tilewright_gemm.commands.cases import GemmCase
@@ -17,10 +18,6 @@ __all__ = ["COMMAND"]
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
-_ACTIVATIONS = (
-    "Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Elu", "Softplus", "Mish",
-)  # fmt: skip
-_BINARIES = ("MultiDAdd", "MultiDMultiply", "Add", "Multiply")
 _LAYERS = (
     ("query, key, value", 384, 1152, ""),
     ("attention output", 384, 384, ""),
@@ -65,20 +62,20 @@ class GemmCommand(ProblemCommand):
     )
     steps = (
         option("out_dtype", "", "Element type of C. Default: what the operation says.", "--out-dtype"),
-        option("activation", "", f"One of {', '.join(_ACTIVATIONS)}.", words=_ACTIVATIONS, strict=True),
+        ACTIVATION,
         option("batch", 0, "Products in one call; 0: a plain one.", least=0),
         option("groups", "", "Rows of each product of a grouped call, in the place of M: 128+64+0."),
         flag("bias", "Add a row to every row of C.", "--bias"),
         option("d", 0, "Matrices of C's shape that are brought in.", "--d", least=0),
-        option("binary", "", f"Step that brings them in: {', '.join(_BINARIES)}.", words=_BINARIES, strict=True),
+        BINARY,
         option(
             "scale_a", "", "Factors of A: one of the tensor, or one of each row.", words=("tensor", "row"), strict=True
         ),
         option("scale_b", "", "Factors of B: tensor or column.", words=("tensor", "column"), strict=True),
         option("alpha", "", "Factor of the product.", metavar="NUMBER"),
-        option("clamp", "", "Bounds of the result: 0:6, 0: or :6.", metavar="LOW:HIGH"),
-        option("slope", "", "Factor below zero of LeakyRelu (else 0.01) and Elu (else 1).", metavar="NUMBER"),
-        option("split_k", 0, "Parts that the sums are made in; 0: the planner decides.", least=0),
+        CLAMP,
+        SLOPE,
+        SPLIT_K,
         flag("fast_accumulation", "Sums of 8-bit floats may have fewer bits.", "--fast-accumulation"),
         flag("packed", "Pack B first, once, and use it packed.", "--packed", swept=False),
     )

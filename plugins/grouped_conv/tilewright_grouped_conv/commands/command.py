@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.commands.parameters import argument, flag, option
 from tilewright_kit.commands.problem_command import Example, ProblemCommand
+from tilewright_kit.commands.steps import ACTIVATION, BINARY, CLAMP, SLOPE, SPLIT_K
 
 if TYPE_CHECKING:
     from tilewright_grouped_conv.commands.cases import ConvCase
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "LAYERS"]
 
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
-_ACTIVATIONS = (
-    "Relu", "Gelu", "FastGelu", "Silu", "Sigmoid", "Tanh", "HardSwish", "LeakyRelu", "Elu", "Softplus", "Mish",
-)  # fmt: skip
-_BINARIES = ("MultiDAdd", "MultiDMultiply", "Add", "Multiply")
 _RULE_SET_FLAGS = ("--rule-set", "-r")
 _RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
 
@@ -97,15 +94,15 @@ class ConvCommand(ProblemCommand):
     steps = (
         option("out_dtype", "", "Element type of the result. Default: the operation's.", "--out-dtype"),
         flag("bias", "Add a bias for each output channel.", "--bias"),
-        option("activation", "", f"One of {', '.join(_ACTIVATIONS)}.", words=_ACTIVATIONS, strict=True),
+        ACTIVATION,
         flag("accumulate", "Add a gradient to an older one.", "--accumulate"),
         option("d", 0, "Tensors of the result's shape that are brought in.", "--d", least=0),
-        option("binary", "", f"Step that brings them in: {', '.join(_BINARIES)}.", words=_BINARIES, strict=True),
+        BINARY,
         option("scale", "", "Factors: one, or one for each channel.", words=("tensor", "channel"), strict=True),
         option("alpha", "", "Factor of the sums.", metavar="NUMBER"),
-        option("clamp", "", "Bounds of the result: 0:6, 0: or :6.", metavar="LOW:HIGH"),
-        option("slope", "", "Factor below zero of LeakyRelu (else 0.01) and Elu (else 1).", metavar="NUMBER"),
-        option("split_k", 0, "Parts that the sums are made in; 0: the planner decides.", least=0),
+        CLAMP,
+        SLOPE,
+        SPLIT_K,
         flag(
             "transposed",
             "A transposed convolution: C in, K out, the sizes those of its input.",
