@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,9 +47,16 @@ print(sum("Multi-Process Service" in str(item.message) for item in found))
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    target = f"unix:{tmp_path}/s"
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+def runtime() -> Iterator[Path]:
+    """A runtime folder of a short name: pipes are sockets, whose paths have at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="tw-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def server(runtime: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    target = f"unix:{runtime}/s"
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
     command = [sys.executable, "-m", "tilewright_tools.cli", "serve", "--listen", target, "--mps", "require"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
@@ -63,10 +71,10 @@ def said_by(script: str, target: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_clients_run_beside_the_server_and_the_daemon_ends_with_it(server: Any, tmp_path: Path) -> None:
+def test_clients_run_beside_the_server_and_the_daemon_ends_with_it(server: Any, runtime: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     process, target = server
-    (folder,) = (tmp_path / "tilewright").glob("mps-*")
+    (folder,) = (runtime / "tilewright").glob("mps-*")
     pipe = folder / "pipe"
     assert ask(pipe, "get_server_list")
     assert said_by(CLIENT, target) == [str(pipe), "server"]

@@ -56,16 +56,27 @@ class Soak:
         self.actors: list[tuple[subprocess.Popen[bytes], float, str]] = []
         """Process, when something is done to it, and what."""
         self.done: dict[str, int] = dict.fromkeys(("killed", "stopped", "started", "worker killed"), 0)
+        self.names: dict[int, tuple[str, int]] = {}
+        """Kind and slot of the actor of a process id."""
         self.slowest_s = 0.0
         self.faults: list[str] = []
 
+    def log(self, slot: int) -> Path:
+        return self.folder / f"actor-{slot}.log"
+
+    def fell(self, actor: subprocess.Popen[bytes]) -> str:
+        """Text on an actor that failed, with the end of its log."""
+        kind, slot = self.names[actor.pid]
+        last = self.log(slot).read_text(errors="replace").splitlines()[-12:]
+        return "\n    ".join((f"a client ({kind}) ended with status {actor.returncode}:", *last))
+
     def start(self, kind: str, target: str, seconds: float, fate: str = "") -> None:
         arguments = [kind, target, str(self.rng.randrange(1 << 31)), str(self.slot), str(self.path), str(seconds)]
-        log = (self.folder / "actors.log").open("ab")
-        with log:
+        with self.log(self.slot).open("wb") as log:
             actor = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "tests.soak.actors", *arguments], stderr=log
             )
+        self.names[actor.pid] = (kind, self.slot)
         self.slot += 1
         self.done["started"] += 1
         self.actors.append((actor, time.monotonic() + self.rng.uniform(1.0, max(1.1, seconds)), fate))
@@ -89,7 +100,7 @@ class Soak:
         for actor, when, fate in self.actors:
             if actor.poll() is not None:
                 if actor.returncode not in (0, -signal.SIGKILL):
-                    self.faults.append(f"a client ended with status {actor.returncode}: see actors.log")
+                    self.faults.append(self.fell(actor))
                 continue
             if fate and now > when:
                 if fate == "kill":
