@@ -165,6 +165,17 @@ def careless_parse() -> Any:
     return with_(parse=parse)
 
 
+def declared(
+    attribute: Any = None, operands: Any = lambda items: items, examples: Any = toy.DECLARATION.examples
+) -> Any:
+    """An operation whose declaration is not what it does."""
+    attributes = () if attribute is None else (dataclasses.replace(toy.SCALE, **attribute),)
+    changed = dataclasses.replace(
+        toy.DECLARATION, attributes=attributes, operands=operands(toy.DECLARATION.operands), examples=examples
+    )
+    return with_(declaration=changed)
+
+
 FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("a name that ignores part of a field", lambda: with_config(LossyName), "naming.pipeline"),
     ("a key that ignores a field", lambda: with_config(IgnoredInKey), "naming.streaming"),
@@ -193,6 +204,15 @@ FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         toy.DEFAULT, prefilter=lambda known, arch: not known.get("streaming", False))}), "sets.prefilter"),
     ("a reference that writes its inputs", lambda: with_(
         reference=lambda self, problem, inputs: {"out": np.add(inputs["x"], 1, out=inputs["x"])}), "reference"),
+    ("an attribute that is not declared", declared, "declaration.samples"),
+    ("an operand that is not declared", lambda: declared({}, lambda items: items[1:]), "declaration.samples"),
+    ("a default that is another", lambda: declared({"default": 2.0}), "declaration.attributes"),
+    ("no word of what leaving out means", lambda: declared({"default": None}), "declaration.attributes"),
+    ("a bound that nothing checks", lambda: declared({"highest": 5.0}), "declaration.attributes"),
+    ("choices that nothing checks", lambda: declared({"choices": ("large",)}), "declaration.attributes"),
+    ("an element type that is not declared", lambda: declared({}, lambda items: (
+        dataclasses.replace(items[0], dtypes=items[0].dtypes[:1]), *items[1:])), "declaration.operands"),
+    ("no example", lambda: declared({}, examples=()), "declaration.examples"),
     ("no default set", lambda: with_(kernel_sets={}), "contract"),
     ("a missing method", lambda: with_(mismatches=None), "contract"),
     ("choices that raise", lambda: with_(kernel_sets={"default": dataclasses.replace(

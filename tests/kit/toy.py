@@ -15,6 +15,7 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import part, suffix
 from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.contract.declaration import AttributeSpec, Declaration, Example, OperandSpec, ValueType
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.contract.plan import F64, I64, ExecutionPlan, Geometry, Pointer, Stage, Struct
@@ -56,6 +57,26 @@ class ToyProblem(Problem):
         return {"dtype": self.x.dtype.value, "n": self.out.size, "scale": self.scale}
 
 
+_VECTOR = (("[n]",), (1, 1), (DType.FP32, DType.FP16))
+SCALE = AttributeSpec(
+    "scale", "Factor of y.", (ValueType.INTEGER, ValueType.NUMBER), 1.0, constraint="Below 1e30 in size."
+)
+DECLARATION = Declaration(
+    "Sum of two vectors: out = x + scale * y.",
+    (
+        OperandSpec("x", Role.INPUT, "First vector.", *_VECTOR),
+        OperandSpec("y", Role.INPUT, "Second vector.", *_VECTOR),
+        OperandSpec("out", Role.OUTPUT, "The sum.", *_VECTOR),
+    ),
+    (SCALE,),
+    (
+        Example(
+            "Twice y added", OperationRequest("toy", dict.fromkeys("xy", TensorDesc.of("fp32", (8,))), {}, {"scale": 2})
+        ),
+    ),
+)
+
+
 def _refuse(field: str, value: object, reason: str, fix: str) -> InvalidArgumentError:
     return InvalidArgumentError(reason, field=field, value=value, rule="toy_request", fix=fix)
 
@@ -76,8 +97,8 @@ def parse(request: OperationRequest) -> ToyProblem:
     out = request.outputs.get("out", TensorDesc.of(x.dtype, x.shape))
     if not (x.shape == y.shape == out.shape and x.dtype == y.dtype == out.dtype):
         raise _refuse("inputs.y", y, "x, y and out must have one shape and one type", "make them equal")
-    unknown = set(request.attributes) - {"scale"}
-    scale = request.attributes.get("scale", 1.0)
+    unknown = set(request.attributes) - {SCALE.name}
+    scale = request.attributes.get(SCALE.name, SCALE.default)
     if unknown or isinstance(scale, (bool, str, tuple)) or not -1e30 < scale < 1e30:
         raise _refuse("attributes", dict(request.attributes), "scale is a number below 1e30", "give a number")
     return ToyProblem(x, y, out, float(scale))
@@ -180,6 +201,7 @@ class ToyOperation:
     config_type = ToyConfig
     rules = RULES
     kernel_sets: Mapping[str, KernelSet[ToyConfig]] = {"default": DEFAULT}
+    declaration = DECLARATION
 
     def parse(self, request: OperationRequest) -> ToyProblem:
         return parse(request)

@@ -29,6 +29,7 @@ class RmsNorm:
     name = "rmsnorm"
     version = __version__
     config_type = RmsNormConfig
+    declaration = problem.DECLARATION
     rules = RULES
     kernel_sets: Mapping[str, KernelSet[RmsNormConfig]] = KERNEL_SETS
 

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilewright_kit.contract.declaration import Declaration, Example, OperandSpec
 from tilewright_kit.contract.problem import Operand, OperationRequest, Problem, Role
+from tilewright_kit.requests.attributes import known_names, number, take_number
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["RmsNormProblem", "parse"]
+__all__ = ["DECLARATION", "RmsNormProblem", "parse"]
 
-EPSILON = 1e-6
+EPSILON = number("epsilon", "Added to the mean of squares.", 1e-6, lowest=0, constraint="Finite.")
+_FP32 = (DType.FP32,)
+DECLARATION = Declaration(
+    "RMS normalisation of rows: out = x / sqrt(mean(x^2) + epsilon) * weight.",
+    (
+        OperandSpec("x", Role.INPUT, "Rows.", ("[rows, columns]",), (2, 2), _FP32),
+        OperandSpec("weight", Role.INPUT, "Factor of each column.", ("[columns]",), (1, 1), _FP32),
+        OperandSpec("out", Role.OUTPUT, "Normalised rows.", ("[rows, columns]",), (2, 2), _FP32),
+    ),
+    (EPSILON,),
+    (
+        Example(
+            "A batch of hidden states",
+            OperationRequest(
+                "rmsnorm", {"x": TensorDesc.of("fp32", (64, 384)), "weight": TensorDesc.of("fp32", (384,))}
+            ),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +43,7 @@ class RmsNormProblem(Problem):
     x: TensorDesc
     weight: TensorDesc
     out: TensorDesc
-    epsilon: float = EPSILON
+    epsilon: float
 
     @property
     def rows(self) -> int:
@@ -50,11 +71,12 @@ class RmsNormProblem(Problem):
 
 def parse(request: OperationRequest) -> RmsNormProblem:
     """A checked problem. Raises ``InvalidArgumentError`` naming the field, the rule and the fix."""
-    known = {"inputs": ("x", "weight"), "outputs": ("out",), "attributes": ("epsilon",)}
+    known = {"inputs": ("x", "weight"), "outputs": ("out",)}
     for group, names in known.items():
         for name in getattr(request, group):
             if name not in names:
                 raise _refusal(f"{group}.{name}", name, "rmsnorm_operands", f"use {', '.join(names)}")
+    known_names(request.attributes, DECLARATION.attributes)
     for name in known["inputs"]:
         if name not in request.inputs:
             raise _refusal(f"inputs.{name}", "missing", "rmsnorm_operands", f"give the tensor {name}")
@@ -67,10 +89,8 @@ def parse(request: OperationRequest) -> RmsNormProblem:
     _require_plain("outputs.out", out, rank=2)
     if out.shape != x.shape or (out.shape[0] > 1 and out.strides[0] < out.shape[1]):
         raise _refusal("outputs.out", out.shape, "rmsnorm_shapes", "give it the shape of x, without overlapping rows")
-    epsilon = request.attributes.get("epsilon", EPSILON)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon < 1e6:
-        raise _refusal("attributes.epsilon", epsilon, "rmsnorm_epsilon", "give a number from 0 up")
-    return RmsNormProblem(x, weight, out, float(epsilon))
+    epsilon = take_number(request.attributes, EPSILON, 0.0, lambda value: 0 <= value < math.inf, "a number from 0 up")
+    return RmsNormProblem(x, weight, out, epsilon)
 
 
 def _require_plain(field: str, desc: TensorDesc, rank: int) -> None:

@@ -19,6 +19,7 @@ from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES
 from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.problem.declared.operations import DECLARATIONS
 from tilewright_fmha.problem.integer_operands import check_values, value_operands
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.resize import resized_fmha
@@ -64,6 +65,7 @@ class FmhaOperation:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.declaration = DECLARATIONS[name]
         self.config_type: type[FmhaConfig] = CONFIGS[name]
         self.rules: RuleBook[FmhaConfig] = RuleBook(RULES.rules)
         self.kernel_sets: Mapping[str, KernelSet[FmhaConfig]] = KERNEL_SETS[name]

@@ -20,6 +20,7 @@ from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPAC
 from tilewright_gemm.pipelines.pack_b import pack_b_candidates, pack_b_mismatches, pack_b_refusal
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
+from tilewright_gemm.problem.declaration import GEMM, PACK_B
 from tilewright_gemm.problem.pack_b import parse_pack_b
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.resize import resized_gemm
@@ -40,6 +41,7 @@ class GemmOperation:
 
     name = "gemm"
     version = __version__
+    declaration = GEMM
     config_type: type[GemmConfig] = GemmConfig
     rules: RuleBook[GemmConfig] = RULES
     kernel_sets: Mapping[str, KernelSet[GemmConfig]] = KERNEL_SETS
@@ -74,6 +76,7 @@ class PackBOperation:
 
     name = "gemm_pack_b"
     version = __version__
+    declaration = PACK_B
     config_type: type[PackBConfig] = PackBConfig
     rules: RuleBook[PackBConfig] = RuleBook(RULES.rules)
     kernel_sets: Mapping[str, KernelSet[PackBConfig]] = PACK_B_SETS

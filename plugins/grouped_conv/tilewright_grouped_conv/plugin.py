@@ -24,6 +24,7 @@ from tilewright_grouped_conv.kernel_sets.composable_kernel import is_foreign, re
 from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.plan.plan import plan_conv
+from tilewright_grouped_conv.problem.declaration import DECLARATIONS
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.problem.resize import resized_conv
@@ -56,6 +57,7 @@ class ConvOperation:
         self.direction = direction
         self.config_type: type[ConvConfig] = CONFIGS[direction]
         self.name = self.config_type.operation
+        self.declaration = DECLARATIONS[direction]
         self.rules: RuleBook[ConvConfig] = RuleBook(RULES.rules)
         self.kernel_sets: Mapping[str, KernelSet[ConvConfig]] = KERNEL_SETS[direction]
 

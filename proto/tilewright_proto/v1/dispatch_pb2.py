@@ -23,70 +23,72 @@ _sym_db = _symbol_database.Default()
 
 
 from tilewright_proto.v1 import error_pb2 as tilewright__proto_dot_v1_dot_error__pb2
+from tilewright_proto.v1 import operations_pb2 as tilewright__proto_dot_v1_dot_operations__pb2
 from tilewright_proto.v1 import tensor_pb2 as tilewright__proto_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tilewright_proto/v1/dispatch.proto\x12\rtilewright.v1\x1a\x1ftilewright_proto/v1/error.proto\x1a tilewright_proto/v1/tensor.proto\"}\n\tSelection\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06kernel\x18\x02 \x01(\t\x12)\n\x05\x62uild\x18\x03 \x01(\x0e\x32\x1a.tilewright.v1.BuildPolicy\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x05 \x01(\t\"\xba\x02\n\nRunRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x11\n\toperation\x18\x02 \x01(\t\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12\'\n\x07outputs\x18\x04 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12=\n\nattributes\x18\x05 \x03(\x0b\x32).tilewright.v1.RunRequest.AttributesEntry\x12+\n\tselection\x18\x06 \x01(\x0b\x32\x18.tilewright.v1.Selection\x1aK\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.tilewright.v1.Attribute:\x02\x38\x01\"e\n\x0cOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.tilewright.v1.TensorSpec\x12\x0e\n\x06inline\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62uffer\x18\x04 \x01(\x06\"\x8b\x01\n\x06Timing\x12\x10\n\x08queue_ns\x18\x01 \x01(\x03\x12\x0f\n\x07plan_ns\x18\x02 \x01(\x03\x12\x10\n\x08\x62uild_ns\x18\x03 \x01(\x03\x12\x12\n\ncopy_in_ns\x18\x04 \x01(\x03\x12\x11\n\tdevice_ns\x18\x05 \x01(\x03\x12\x13\n\x0b\x63opy_out_ns\x18\x06 \x01(\x03\x12\x10\n\x08total_ns\x18\x07 \x01(\x03\"\x8a\x01\n\x06Report\x12\x0f\n\x07kernels\x18\x01 \x03(\t\x12%\n\x06timing\x18\x02 \x01(\x0b\x32\x15.tilewright.v1.Timing\x12\x14\n\x0c\x62ytes_copied\x18\x03 \x01(\x03\x12\x13\n\x0bplan_cached\x18\x04 \x01(\x08\x12\r\n\x05notes\x18\x05 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\"_\n\x08RunReply\x12,\n\x07outputs\x18\x01 \x03(\x0b\x32\x1b.tilewright.v1.OutputTensor\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tilewright.v1.Report\"\x80\x03\n\x0bPlanRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x11\n\toperation\x18\x02 \x01(\t\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12\'\n\x07outputs\x18\x04 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12>\n\nattributes\x18\x05 \x03(\x0b\x32*.tilewright.v1.PlanRequest.AttributesEntry\x12+\n\tselection\x18\x06 \x01(\x0b\x32\x18.tilewright.v1.Selection\x12+\n\tplacement\x18\x07 \x01(\x0e\x32\x18.tilewright.v1.Placement\x12\x15\n\rknown_objects\x18\x08 \x03(\x0c\x1aK\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.tilewright.v1.Attribute:\x02\x38\x01\"<\n\nCodeObject\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"\xce\x02\n\tPlanReply\x12\x0c\n\x04plan\x18\x01 \x01(\x06\x12&\n\x06inputs\x18\x02 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12\'\n\x07outputs\x18\x03 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12%\n\x06report\x18\x04 \x01(\x0b\x32\x15.tilewright.v1.Report\x12\x17\n\x0fworkspace_bytes\x18\x05 \x01(\x03\x12\r\n\x05\x66lops\x18\x06 \x01(\x03\x12\x0c\n\x04json\x18\x07 \x01(\t\x12\x13\n\x0blaunch_plan\x18\x08 \x01(\x0c\x12*\n\x07objects\x18\t \x03(\x0b\x32\x19.tilewright.v1.CodeObject\x12\x32\n\x0elaunch_refused\x18\n \x01(\x0b\x32\x1a.tilewright.v1.ErrorDetail\x12\x10\n\x08\x66\x61llback\x18\x0b \x01(\x08\"3\n\x12ReleasePlanRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04plan\x18\x02 \x01(\x06\"\x12\n\x10ReleasePlanReply\"S\n\x12\x46\x65tchObjectRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04plan\x18\x02 \x01(\x06\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x03\"2\n\x10\x46\x65tchObjectReply\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\"f\n\tExecution\x12\x0c\n\x04plan\x18\x01 \x01(\x06\x12*\n\tlocations\x18\x02 \x03(\x0b\x32\x17.tilewright.v1.Location\x12\x0e\n\x06repeat\x18\x03 \x01(\r\x12\x0f\n\x07\x62inding\x18\x04 \x01(\x06\"c\n\x0e\x45xecuteRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12,\n\nexecutions\x18\x02 \x03(\x0b\x32\x18.tilewright.v1.Execution\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x93\x01\n\x0f\x45xecutionResult\x12)\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1a.tilewright.v1.ErrorDetail\x12,\n\x07outputs\x18\x02 \x03(\x0b\x32\x1b.tilewright.v1.OutputTensor\x12\x11\n\tdevice_ns\x18\x03 \x01(\x03\x12\x14\n\x0c\x62ytes_copied\x18\x04 \x01(\x03\"Q\n\x0c\x45xecuteReply\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tilewright.v1.ExecutionResult\x12\x10\n\x08queue_ns\x18\x02 \x01(\x03\"_\n\x0b\x42indRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12+\n\texecution\x18\x02 \x01(\x0b\x32\x18.tilewright.v1.Execution\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"<\n\tBindReply\x12\x0f\n\x07\x62inding\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06\x61ttach\x18\x03 \x01(\x08\"1\n\rUnbindRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62inding\x18\x02 \x01(\x06\"\r\n\x0bUnbindReply*1\n\x0b\x42uildPolicy\x12\x0e\n\nBUILD_WAIT\x10\x00\x12\x12\n\x0e\x42UILD_FALLBACK\x10\x01*7\n\tPlacement\x12\x14\n\x10PLACEMENT_SERVER\x10\x00\x12\x14\n\x10PLACEMENT_CALLER\x10\x01\x32\xc3\x04\n\x08\x44ispatch\x12\x39\n\x03Run\x12\x19.tilewright.v1.RunRequest\x1a\x17.tilewright.v1.RunReply\x12<\n\x04Plan\x12\x1a.tilewright.v1.PlanRequest\x1a\x18.tilewright.v1.PlanReply\x12Q\n\x0bReleasePlan\x12!.tilewright.v1.ReleasePlanRequest\x1a\x1f.tilewright.v1.ReleasePlanReply\x12Q\n\x0b\x46\x65tchObject\x12!.tilewright.v1.FetchObjectRequest\x1a\x1f.tilewright.v1.FetchObjectReply\x12\x45\n\x07\x45xecute\x12\x1d.tilewright.v1.ExecuteRequest\x1a\x1b.tilewright.v1.ExecuteReply\x12O\n\rExecuteStream\x12\x1d.tilewright.v1.ExecuteRequest\x1a\x1b.tilewright.v1.ExecuteReply(\x01\x30\x01\x12<\n\x04\x42ind\x12\x1a.tilewright.v1.BindRequest\x1a\x18.tilewright.v1.BindReply\x12\x42\n\x06Unbind\x12\x1c.tilewright.v1.UnbindRequest\x1a\x1a.tilewright.v1.UnbindReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tilewright_proto/v1/dispatch.proto\x12\rtilewright.v1\x1a\x1ftilewright_proto/v1/error.proto\x1a$tilewright_proto/v1/operations.proto\x1a tilewright_proto/v1/tensor.proto\"}\n\tSelection\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0e\n\x06kernel\x18\x02 \x01(\t\x12)\n\x05\x62uild\x18\x03 \x01(\x0e\x32\x1a.tilewright.v1.BuildPolicy\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x05 \x01(\t\"\xba\x02\n\nRunRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x11\n\toperation\x18\x02 \x01(\t\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12\'\n\x07outputs\x18\x04 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12=\n\nattributes\x18\x05 \x03(\x0b\x32).tilewright.v1.RunRequest.AttributesEntry\x12+\n\tselection\x18\x06 \x01(\x0b\x32\x18.tilewright.v1.Selection\x1aK\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.tilewright.v1.Attribute:\x02\x38\x01\"e\n\x0cOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x04spec\x18\x02 \x01(\x0b\x32\x19.tilewright.v1.TensorSpec\x12\x0e\n\x06inline\x18\x03 \x01(\x0c\x12\x0e\n\x06\x62uffer\x18\x04 \x01(\x06\"\x8b\x01\n\x06Timing\x12\x10\n\x08queue_ns\x18\x01 \x01(\x03\x12\x0f\n\x07plan_ns\x18\x02 \x01(\x03\x12\x10\n\x08\x62uild_ns\x18\x03 \x01(\x03\x12\x12\n\ncopy_in_ns\x18\x04 \x01(\x03\x12\x11\n\tdevice_ns\x18\x05 \x01(\x03\x12\x13\n\x0b\x63opy_out_ns\x18\x06 \x01(\x03\x12\x10\n\x08total_ns\x18\x07 \x01(\x03\"\x8a\x01\n\x06Report\x12\x0f\n\x07kernels\x18\x01 \x03(\t\x12%\n\x06timing\x18\x02 \x01(\x0b\x32\x15.tilewright.v1.Timing\x12\x14\n\x0c\x62ytes_copied\x18\x03 \x01(\x03\x12\x13\n\x0bplan_cached\x18\x04 \x01(\x08\x12\r\n\x05notes\x18\x05 \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\"_\n\x08RunReply\x12,\n\x07outputs\x18\x01 \x03(\x0b\x32\x1b.tilewright.v1.OutputTensor\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.tilewright.v1.Report\"\x80\x03\n\x0bPlanRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x11\n\toperation\x18\x02 \x01(\t\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12\'\n\x07outputs\x18\x04 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12>\n\nattributes\x18\x05 \x03(\x0b\x32*.tilewright.v1.PlanRequest.AttributesEntry\x12+\n\tselection\x18\x06 \x01(\x0b\x32\x18.tilewright.v1.Selection\x12+\n\tplacement\x18\x07 \x01(\x0e\x32\x18.tilewright.v1.Placement\x12\x15\n\rknown_objects\x18\x08 \x03(\x0c\x1aK\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\'\n\x05value\x18\x02 \x01(\x0b\x32\x18.tilewright.v1.Attribute:\x02\x38\x01\"<\n\nCodeObject\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"\xce\x02\n\tPlanReply\x12\x0c\n\x04plan\x18\x01 \x01(\x06\x12&\n\x06inputs\x18\x02 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12\'\n\x07outputs\x18\x03 \x03(\x0b\x32\x16.tilewright.v1.Operand\x12%\n\x06report\x18\x04 \x01(\x0b\x32\x15.tilewright.v1.Report\x12\x17\n\x0fworkspace_bytes\x18\x05 \x01(\x03\x12\r\n\x05\x66lops\x18\x06 \x01(\x03\x12\x0c\n\x04json\x18\x07 \x01(\t\x12\x13\n\x0blaunch_plan\x18\x08 \x01(\x0c\x12*\n\x07objects\x18\t \x03(\x0b\x32\x19.tilewright.v1.CodeObject\x12\x32\n\x0elaunch_refused\x18\n \x01(\x0b\x32\x1a.tilewright.v1.ErrorDetail\x12\x10\n\x08\x66\x61llback\x18\x0b \x01(\x08\"3\n\x12ReleasePlanRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04plan\x18\x02 \x01(\x06\"\x12\n\x10ReleasePlanReply\"S\n\x12\x46\x65tchObjectRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0c\n\x04plan\x18\x02 \x01(\x06\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x03\"2\n\x10\x46\x65tchObjectReply\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\"f\n\tExecution\x12\x0c\n\x04plan\x18\x01 \x01(\x06\x12*\n\tlocations\x18\x02 \x03(\x0b\x32\x17.tilewright.v1.Location\x12\x0e\n\x06repeat\x18\x03 \x01(\r\x12\x0f\n\x07\x62inding\x18\x04 \x01(\x06\"c\n\x0e\x45xecuteRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12,\n\nexecutions\x18\x02 \x03(\x0b\x32\x18.tilewright.v1.Execution\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x93\x01\n\x0f\x45xecutionResult\x12)\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x1a.tilewright.v1.ErrorDetail\x12,\n\x07outputs\x18\x02 \x03(\x0b\x32\x1b.tilewright.v1.OutputTensor\x12\x11\n\tdevice_ns\x18\x03 \x01(\x03\x12\x14\n\x0c\x62ytes_copied\x18\x04 \x01(\x03\"Q\n\x0c\x45xecuteReply\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.tilewright.v1.ExecutionResult\x12\x10\n\x08queue_ns\x18\x02 \x01(\x03\"_\n\x0b\x42indRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12+\n\texecution\x18\x02 \x01(\x0b\x32\x18.tilewright.v1.Execution\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"<\n\tBindReply\x12\x0f\n\x07\x62inding\x18\x01 \x01(\x06\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0e\n\x06\x61ttach\x18\x03 \x01(\x08\"1\n\rUnbindRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\x12\x0f\n\x07\x62inding\x18\x02 \x01(\x06\"\r\n\x0bUnbindReply*1\n\x0b\x42uildPolicy\x12\x0e\n\nBUILD_WAIT\x10\x00\x12\x12\n\x0e\x42UILD_FALLBACK\x10\x01*7\n\tPlacement\x12\x14\n\x10PLACEMENT_SERVER\x10\x00\x12\x14\n\x10PLACEMENT_CALLER\x10\x01\x32\xa8\x05\n\x08\x44ispatch\x12\x39\n\x03Run\x12\x19.tilewright.v1.RunRequest\x1a\x17.tilewright.v1.RunReply\x12<\n\x04Plan\x12\x1a.tilewright.v1.PlanRequest\x1a\x18.tilewright.v1.PlanReply\x12Q\n\x0bReleasePlan\x12!.tilewright.v1.ReleasePlanRequest\x1a\x1f.tilewright.v1.ReleasePlanReply\x12Q\n\x0b\x46\x65tchObject\x12!.tilewright.v1.FetchObjectRequest\x1a\x1f.tilewright.v1.FetchObjectReply\x12\x45\n\x07\x45xecute\x12\x1d.tilewright.v1.ExecuteRequest\x1a\x1b.tilewright.v1.ExecuteReply\x12O\n\rExecuteStream\x12\x1d.tilewright.v1.ExecuteRequest\x1a\x1b.tilewright.v1.ExecuteReply(\x01\x30\x01\x12<\n\x04\x42ind\x12\x1a.tilewright.v1.BindRequest\x1a\x18.tilewright.v1.BindReply\x12\x42\n\x06Unbind\x12\x1c.tilewright.v1.UnbindRequest\x1a\x1a.tilewright.v1.UnbindReply\x12\x63\n\x11\x44\x65scribeOperation\x12\'.tilewright.v1.DescribeOperationRequest\x1a%.tilewright.v1.DescribeOperationReplyBe\n\rtilewright.v1P\x01Z\x1atilewright/v1;tilewrightv1\xa2\x02\x04TWV1\xaa\x02\rTilewright.V1\xca\x02\rTilewright\\V1\xea\x02\x0eTilewright::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tilewright_proto.v1.dispatch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\rtilewright.v1P\001Z\032tilewright/v1;tilewrightv1\242\002\004TWV1\252\002\rTilewright.V1\312\002\rTilewright\\V1\352\002\016Tilewright::V1'
   _globals['_RUNREQUEST_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_RUNREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_PLANREQUEST_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_PLANREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_BUILDPOLICY']._serialized_start=2706
-  _globals['_BUILDPOLICY']._serialized_end=2755
-  _globals['_PLACEMENT']._serialized_start=2757
-  _globals['_PLACEMENT']._serialized_end=2812
-  _globals['_SELECTION']._serialized_start=120
-  _globals['_SELECTION']._serialized_end=245
-  _globals['_RUNREQUEST']._serialized_start=248
-  _globals['_RUNREQUEST']._serialized_end=562
-  _globals['_RUNREQUEST_ATTRIBUTESENTRY']._serialized_start=487
-  _globals['_RUNREQUEST_ATTRIBUTESENTRY']._serialized_end=562
-  _globals['_OUTPUTTENSOR']._serialized_start=564
-  _globals['_OUTPUTTENSOR']._serialized_end=665
-  _globals['_TIMING']._serialized_start=668
-  _globals['_TIMING']._serialized_end=807
-  _globals['_REPORT']._serialized_start=810
-  _globals['_REPORT']._serialized_end=948
-  _globals['_RUNREPLY']._serialized_start=950
-  _globals['_RUNREPLY']._serialized_end=1045
-  _globals['_PLANREQUEST']._serialized_start=1048
-  _globals['_PLANREQUEST']._serialized_end=1432
-  _globals['_PLANREQUEST_ATTRIBUTESENTRY']._serialized_start=487
-  _globals['_PLANREQUEST_ATTRIBUTESENTRY']._serialized_end=562
-  _globals['_CODEOBJECT']._serialized_start=1434
-  _globals['_CODEOBJECT']._serialized_end=1494
-  _globals['_PLANREPLY']._serialized_start=1497
-  _globals['_PLANREPLY']._serialized_end=1831
-  _globals['_RELEASEPLANREQUEST']._serialized_start=1833
-  _globals['_RELEASEPLANREQUEST']._serialized_end=1884
-  _globals['_RELEASEPLANREPLY']._serialized_start=1886
-  _globals['_RELEASEPLANREPLY']._serialized_end=1904
-  _globals['_FETCHOBJECTREQUEST']._serialized_start=1906
-  _globals['_FETCHOBJECTREQUEST']._serialized_end=1989
-  _globals['_FETCHOBJECTREPLY']._serialized_start=1991
-  _globals['_FETCHOBJECTREPLY']._serialized_end=2041
-  _globals['_EXECUTION']._serialized_start=2043
-  _globals['_EXECUTION']._serialized_end=2145
-  _globals['_EXECUTEREQUEST']._serialized_start=2147
-  _globals['_EXECUTEREQUEST']._serialized_end=2246
-  _globals['_EXECUTIONRESULT']._serialized_start=2249
-  _globals['_EXECUTIONRESULT']._serialized_end=2396
-  _globals['_EXECUTEREPLY']._serialized_start=2398
-  _globals['_EXECUTEREPLY']._serialized_end=2479
-  _globals['_BINDREQUEST']._serialized_start=2481
-  _globals['_BINDREQUEST']._serialized_end=2576
-  _globals['_BINDREPLY']._serialized_start=2578
-  _globals['_BINDREPLY']._serialized_end=2638
-  _globals['_UNBINDREQUEST']._serialized_start=2640
-  _globals['_UNBINDREQUEST']._serialized_end=2689
-  _globals['_UNBINDREPLY']._serialized_start=2691
-  _globals['_UNBINDREPLY']._serialized_end=2704
-  _globals['_DISPATCH']._serialized_start=2815
-  _globals['_DISPATCH']._serialized_end=3394
+  _globals['_BUILDPOLICY']._serialized_start=2744
+  _globals['_BUILDPOLICY']._serialized_end=2793
+  _globals['_PLACEMENT']._serialized_start=2795
+  _globals['_PLACEMENT']._serialized_end=2850
+  _globals['_SELECTION']._serialized_start=158
+  _globals['_SELECTION']._serialized_end=283
+  _globals['_RUNREQUEST']._serialized_start=286
+  _globals['_RUNREQUEST']._serialized_end=600
+  _globals['_RUNREQUEST_ATTRIBUTESENTRY']._serialized_start=525
+  _globals['_RUNREQUEST_ATTRIBUTESENTRY']._serialized_end=600
+  _globals['_OUTPUTTENSOR']._serialized_start=602
+  _globals['_OUTPUTTENSOR']._serialized_end=703
+  _globals['_TIMING']._serialized_start=706
+  _globals['_TIMING']._serialized_end=845
+  _globals['_REPORT']._serialized_start=848
+  _globals['_REPORT']._serialized_end=986
+  _globals['_RUNREPLY']._serialized_start=988
+  _globals['_RUNREPLY']._serialized_end=1083
+  _globals['_PLANREQUEST']._serialized_start=1086
+  _globals['_PLANREQUEST']._serialized_end=1470
+  _globals['_PLANREQUEST_ATTRIBUTESENTRY']._serialized_start=525
+  _globals['_PLANREQUEST_ATTRIBUTESENTRY']._serialized_end=600
+  _globals['_CODEOBJECT']._serialized_start=1472
+  _globals['_CODEOBJECT']._serialized_end=1532
+  _globals['_PLANREPLY']._serialized_start=1535
+  _globals['_PLANREPLY']._serialized_end=1869
+  _globals['_RELEASEPLANREQUEST']._serialized_start=1871
+  _globals['_RELEASEPLANREQUEST']._serialized_end=1922
+  _globals['_RELEASEPLANREPLY']._serialized_start=1924
+  _globals['_RELEASEPLANREPLY']._serialized_end=1942
+  _globals['_FETCHOBJECTREQUEST']._serialized_start=1944
+  _globals['_FETCHOBJECTREQUEST']._serialized_end=2027
+  _globals['_FETCHOBJECTREPLY']._serialized_start=2029
+  _globals['_FETCHOBJECTREPLY']._serialized_end=2079
+  _globals['_EXECUTION']._serialized_start=2081
+  _globals['_EXECUTION']._serialized_end=2183
+  _globals['_EXECUTEREQUEST']._serialized_start=2185
+  _globals['_EXECUTEREQUEST']._serialized_end=2284
+  _globals['_EXECUTIONRESULT']._serialized_start=2287
+  _globals['_EXECUTIONRESULT']._serialized_end=2434
+  _globals['_EXECUTEREPLY']._serialized_start=2436
+  _globals['_EXECUTEREPLY']._serialized_end=2517
+  _globals['_BINDREQUEST']._serialized_start=2519
+  _globals['_BINDREQUEST']._serialized_end=2614
+  _globals['_BINDREPLY']._serialized_start=2616
+  _globals['_BINDREPLY']._serialized_end=2676
+  _globals['_UNBINDREQUEST']._serialized_start=2678
+  _globals['_UNBINDREQUEST']._serialized_end=2727
+  _globals['_UNBINDREPLY']._serialized_start=2729
+  _globals['_UNBINDREPLY']._serialized_end=2742
+  _globals['_DISPATCH']._serialized_start=2853
+  _globals['_DISPATCH']._serialized_end=3533
 # @@protoc_insertion_point(module_scope)

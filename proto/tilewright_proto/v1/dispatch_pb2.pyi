@@ -1,4 +1,5 @@
 from tilewright_proto.v1 import error_pb2 as _error_pb2
+from tilewright_proto.v1 import operations_pb2 as _operations_pb2
 from tilewright_proto.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper

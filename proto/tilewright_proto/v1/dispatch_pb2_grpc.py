@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tilewright_proto.v1 import dispatch_pb2 as tilewright__proto_dot_v1_dot_dispatch__pb2
+from tilewright_proto.v1 import operations_pb2 as tilewright__proto_dot_v1_dot_operations__pb2
 
 GRPC_GENERATED_VERSION = '1.72.2'
 GRPC_VERSION = grpc.__version__
@@ -75,6 +76,11 @@ class DispatchStub(object):
                 request_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindRequest.SerializeToString,
                 response_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindReply.FromString,
                 _registered_method=True)
+        self.DescribeOperation = channel.unary_unary(
+                '/tilewright.v1.Dispatch/DescribeOperation',
+                request_serializer=tilewright__proto_dot_v1_dot_operations__pb2.DescribeOperationRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_operations__pb2.DescribeOperationReply.FromString,
+                _registered_method=True)
 
 
 class DispatchServicer(object):
@@ -139,6 +145,13 @@ class DispatchServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeOperation(self, request, context):
+        """The operands and attributes of an operation, or of all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DispatchServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +194,11 @@ def add_DispatchServicer_to_server(servicer, server):
                     servicer.Unbind,
                     request_deserializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindRequest.FromString,
                     response_serializer=tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindReply.SerializeToString,
+            ),
+            'DescribeOperation': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeOperation,
+                    request_deserializer=tilewright__proto_dot_v1_dot_operations__pb2.DescribeOperationRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_operations__pb2.DescribeOperationReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -400,6 +418,33 @@ class Dispatch(object):
             '/tilewright.v1.Dispatch/Unbind',
             tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindRequest.SerializeToString,
             tilewright__proto_dot_v1_dot_dispatch__pb2.UnbindReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeOperation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Dispatch/DescribeOperation',
+            tilewright__proto_dot_v1_dot_operations__pb2.DescribeOperationRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_operations__pb2.DescribeOperationReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,6 +1,6 @@
-"""A server of the real engine with the CPU and one operation of this repository, installed or not.
+"""A server of the real engine with the CPU and operations of this repository, installed or not.
 
-The argument is the operation's plugin: ``gemm``, ``grouped_conv`` or ``fmha``.
+The arguments are their plugins: ``gemm``, ``grouped_conv``, ``fmha``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from tilewright_kit.loading.loader import PluginManager
 from tilewright_server import settings
 from tilewright_server.app import Application
 
-OPERATION = sys.argv[1]
-PLUGINS = {"cpu": "tilewright_server.devices.cpu.plugin", OPERATION: f"tilewright_{OPERATION}.plugin"}
+PLUGINS = {
+    "cpu": "tilewright_server.devices.cpu.plugin",
+    **{operation: f"tilewright_{operation}.plugin" for operation in sys.argv[1:]},
+}
 
 
 class OperationServer(Application):

@@ -9,7 +9,7 @@ from tilewright_tools.cli.console.exits import EXIT_CODES_HELP
 from tilewright_tools.cli.console.output import examples
 from tilewright_tools.cli.demo import demo
 from tilewright_tools.cli.kernels import kernels
-from tilewright_tools.cli.machine import arch, cache, doctor, plugins
+from tilewright_tools.cli.machine import arch, cache, describe, doctor, plugins
 from tilewright_tools.cli.problems.operations import bench_app, run_app
 from tilewright_tools.cli.service import health, perf, serve, stop, top
 
@@ -45,6 +45,7 @@ app.add_typer(arch.app, name="arch")
 app.command("health", epilog=health.HEALTH_EPILOG)(health.health)
 app.command("status", epilog=health.STATUS_EPILOG)(health.status)
 app.command("top", epilog=top.TOP_EPILOG)(top.top)
+app.command("describe", epilog=describe.EPILOG)(describe.describe)
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 

@@ -6,20 +6,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright_fmha.problem.declared.attributes import (
+    ATTRIBUTES,
+    CAUSAL,
+    DETERMINISTIC,
+    DROPOUT_P,
+    KV_LAYOUT,
+    KV_LOOKUP,
+    LEAST,
+    MASK,
+    MASK_ALIGN,
+    MAX_PAGE_SIZE,
+    MAX_SEQLEN_K,
+    MAX_SEQLEN_Q,
+    MIN_SEQLEN_Q,
+    NUM_SPLITS,
+    OFFSET,
+    OUT_DTYPE,
+    QSCALE,
+    RETURN_DBIAS,
+    RETURN_LSE,
+    RETURN_RANDVAL,
+    RETURN_STATUS,
+    ROPE,
+    ROTARY_DIM,
+    SCALE,
+    SCALE_BLOCK_K,
+    SCALE_BLOCK_Q,
+    SEED,
+    SINK_SIZE,
+    SOFTCAP,
+    WINDOW_LEFT,
+    WINDOW_RIGHT,
+)
 from tilewright_fmha.problem.masks import Mask
 from tilewright_fmha.problem.philox import drop_below
-from tilewright_fmha.vocabulary import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    KV_APPEND,
-    MASK_ALIASES,
-    ROPE_ALIASES,
-    KvLayout,
-    KvLookup,
-    MaskWord,
-    QScale,
-    Rope,
-)
+from tilewright_fmha.vocabulary import KvLayout, KvLookup, MaskWord, QScale, Rope
+from tilewright_kit.contract.declaration import AttributeSpec
 from tilewright_kit.requests.attributes import (
     DEFAULT_ALIGNMENT,
     known_names,
@@ -34,37 +57,7 @@ from tilewright_kit.requests.attributes import (
 )
 from tilewright_kit.types.dtypes import DType
 
-__all__ = [
-    "KNOWN_ATTRIBUTES",
-    "MAX_PAGE_SIZE",
-    "MAX_SPLITS",
-    "MOST",
-    "Attributes",
-    "check_page_size",
-    "read_attributes",
-]
-
-MAX_SPLITS = 1024
-MAX_PAGE_SIZE = 1024
-MOST = 2**31 - 1
-"""Lengths and places of sequences are int32 tensors."""
-
-_LEAST = 1e-30
-"""Bounds of a factor of scores: products with scores are normal numbers of fp32."""
-
-_MASKED = ("scale", "causal", "mask", "window_left", "window_right", "mask_align", "sink_size", "softcap")
-_DROPPED = ("dropout_p", "seed", "offset")
-_LENGTHS = ("max_seqlen_q", "max_seqlen_k", "alignment")
-_PAGES = ("page_size", "kv_layout", "kv_lookup")
-KNOWN_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
-    ATTENTION: (
-        *_MASKED, *_DROPPED, *_LENGTHS, *_PAGES, "return_lse", "return_randval", "return_status", "qscale",
-        "scale_block_q", "scale_block_k", "num_splits", "min_seqlen_q", "out_dtype",
-    ),
-    ATTENTION_BACKWARD: (*_MASKED, *_DROPPED, *_LENGTHS, "return_randval", "return_dbias", "deterministic"),
-    KV_APPEND: (*_LENGTHS, *_PAGES, "rope", "rotary_dim", "return_status"),
-}  # fmt: skip
-"""Attributes of each operation."""
+__all__ = ["Attributes", "check_page_size", "read_attributes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +93,9 @@ class Attributes:
 
 def read_attributes(given: Mapping[str, Any], operation: str) -> Attributes:
     """Check all attributes of a request. Raises ``InvalidArgumentError``."""
-    known_names(given, KNOWN_ATTRIBUTES[operation])
+    known_names(given, ATTRIBUTES[operation])
     dropout = _dropout(given)
-    randval = take_flag(given, "return_randval")
+    randval = take_flag(given, RETURN_RANDVAL)
     if randval and not dropout:
         raise refuse(
             "there are no random values to return: nothing is dropped",
@@ -112,40 +105,40 @@ def read_attributes(given: Mapping[str, Any], operation: str) -> Attributes:
             "give dropout_p above 0, or leave return_randval out",
         )
     return Attributes(
-        scale=_factor(given, "scale"),
+        scale=_factor(given, SCALE),
         mask=_mask(given),
         softcap=_softcap(given),
         dropout=dropout,
-        seed=take_int(given, "seed", 0, 0, 2**63 - 1) if dropout else 0,
-        offset=take_int(given, "offset", 0, 0, 2**32 - 1) if dropout else 0,
-        lse=take_flag(given, "return_lse"),
+        seed=take_int(given, SEED) if dropout else 0,
+        offset=take_int(given, OFFSET) if dropout else 0,
+        lse=take_flag(given, RETURN_LSE),
         randval=randval,
-        status=take_flag(given, "return_status"),
-        dbias=take_flag(given, "return_dbias"),
-        deterministic=take_flag({"deterministic": True, **given}, "deterministic"),
-        max_q=_most(given, "max_seqlen_q"),
-        max_k=_most(given, "max_seqlen_k"),
+        status=take_flag(given, RETURN_STATUS),
+        dbias=take_flag(given, RETURN_DBIAS),
+        deterministic=take_flag(given, DETERMINISTIC),
+        max_q=_most(given, MAX_SEQLEN_Q),
+        max_k=_most(given, MAX_SEQLEN_K),
         page_size=_page_size(given),
-        kv_layout=take_word(given, "kv_layout", KvLayout, {}, "a layout of caches"),
-        kv_lookup=take_word(given, "kv_lookup", KvLookup, {}, "a way to look up pages"),
-        qscale=take_word(given, "qscale", QScale, {"no_scale": "no"}, "a way to scale fp8 operands"),
-        scale_block_q=take_int(given, "scale_block_q", 128, 1, MOST),
-        scale_block_k=take_int(given, "scale_block_k", 128, 1, MOST),
-        num_splits=take_int(given, "num_splits", 0, 0, MAX_SPLITS),
-        min_q=take_int(given, "min_seqlen_q", 0, 0, MOST),
-        rope=take_word(given, "rope", Rope, ROPE_ALIASES, "a way to rotate"),
-        rotary_dim=take_int(given, "rotary_dim", 0, 0, MOST),
-        out_dtype=take_dtype(given, "out_dtype"),
-        alignment=min(take_alignment(given), DEFAULT_ALIGNMENT),
+        kv_layout=take_word(given, KV_LAYOUT, KvLayout, "a layout of caches"),
+        kv_lookup=take_word(given, KV_LOOKUP, KvLookup, "a way to look up pages"),
+        qscale=take_word(given, QSCALE, QScale, "a way to scale fp8 operands"),
+        scale_block_q=take_int(given, SCALE_BLOCK_Q),
+        scale_block_k=take_int(given, SCALE_BLOCK_K),
+        num_splits=take_int(given, NUM_SPLITS),
+        min_q=take_int(given, MIN_SEQLEN_Q),
+        rope=take_word(given, ROPE, Rope, "a way to rotate"),
+        rotary_dim=take_int(given, ROTARY_DIM),
+        out_dtype=take_dtype(given, OUT_DTYPE),
+        alignment=take_alignment(given),
     )
 
 
-def _most(given: Mapping[str, Any], name: str) -> int | None:
-    return take_int(given, name, 1, 1, MOST) if name in given else None
+def _most(given: Mapping[str, Any], spec: AttributeSpec) -> int | None:
+    return take_int(given, spec) if spec.name in given else None
 
 
 def _dropout(given: Mapping[str, Any]) -> int:
-    value = given.get("dropout_p", 0.0)
+    value: Any = given.get(DROPOUT_P.name, DROPOUT_P.default)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise wrong_type("dropout_p", value, "a number")
     if not 0 <= value < 1:
@@ -156,27 +149,28 @@ def _dropout(given: Mapping[str, Any]) -> int:
             "dropout_range",
             "give a number from 0 to below 1",
         )
-    take_int(given, "seed", 0, 0, 2**63 - 1)
-    take_int(given, "offset", 0, 0, 2**32 - 1)
+    take_int(given, SEED)
+    take_int(given, OFFSET)
     return drop_below(float(value))
 
 
-def _factor(given: Mapping[str, Any], name: str) -> float:
+def _factor(given: Mapping[str, Any], spec: AttributeSpec) -> float:
     """A number that scores are multiplied by or divided by; 0 if it is not given."""
-    value = take_finite(given, name, 0.0)
-    if value and not _LEAST <= abs(value) <= 1 / _LEAST:
+    name = spec.name
+    value = take_finite(given, spec)
+    if value and not LEAST <= abs(value) <= 1 / LEAST:
         raise refuse(
             f"fp32, in which scores are computed, has no room for a {name} of {value:g}",
             f"attributes.{name}",
             value,
             "attribute_range",
-            f"give a number from {_LEAST:g} to {1 / _LEAST:g} in size",
+            f"give a number from {LEAST:g} to {1 / LEAST:g} in size",
         )
     return value
 
 
 def _softcap(given: Mapping[str, Any]) -> float:
-    value = _factor(given, "softcap")
+    value = _factor(given, SOFTCAP)
     if "softcap" in given and value <= 0:
         raise refuse(
             f"a soft cap of {value:g} leaves no scores",
@@ -213,25 +207,25 @@ def check_page_size(value: int, field: str) -> None:
 
 
 def _mask(given: Mapping[str, Any]) -> Mask:
-    causal = take_flag(given, "causal")
-    word = _word(given)
-    left, right = (_window(given, name) for name in ("window_left", "window_right"))
+    causal = take_flag(given, CAUSAL)
+    mask = _word(given)
+    left, right = (_window(given, spec) for spec in (WINDOW_LEFT, WINDOW_RIGHT))
     align = _align(given)
-    sink = take_int(given, "sink_size", 0, 0, MOST)
+    sink = take_int(given, SINK_SIZE)
     bottom_right = align == "bottom_right"
-    if word in (MaskWord.TOP_LEFT, MaskWord.BOTTOM_RIGHT):
-        own = word.value
+    if mask in (MaskWord.TOP_LEFT, MaskWord.BOTTOM_RIGHT):
+        own = mask.value
         if align is not None and align != own:
-            raise _conflict("mask_align", align, f"the mask {word} begins at the {own.replace('_', ' ')}")
+            raise _conflict("mask_align", align, f"the mask {mask} begins at the {own.replace('_', ' ')}")
         if right not in (None, 0):
-            raise _conflict("window_right", right, f"the mask {word} hides all to the right of the diagonal")
-        bottom_right, right = word is MaskWord.BOTTOM_RIGHT, 0
-    elif word is MaskWord.NONE:
+            raise _conflict("window_right", right, f"the mask {mask} hides all to the right of the diagonal")
+        bottom_right, right = mask is MaskWord.BOTTOM_RIGHT, 0
+    elif mask is MaskWord.NONE:
         for name, value in (("window_left", left), ("window_right", right)):
             if value is not None and value >= 0:
                 raise _conflict(name, value, "the mask is no")
     if causal:
-        if word is MaskWord.NONE or (word is MaskWord.GENERIC and right not in (None, 0)) or right not in (None, 0):
+        if mask is MaskWord.NONE or (mask is MaskWord.GENERIC and right not in (None, 0)) or right not in (None, 0):
             raise _conflict("causal", True, "another mask is given beside it")
         right = 0
     left, right = -1 if left is None else left, -1 if right is None else right
@@ -245,14 +239,14 @@ def _word(given: Mapping[str, Any]) -> MaskWord | None:
         return None
     if not isinstance(value, str):
         raise wrong_type("mask", value, "the name of a mask")
-    name = MASK_ALIASES.get(value, value)
-    if name not in [item.value for item in MaskWord]:
+    name = MASK.aliases.get(value, value)
+    if name not in MASK.choices:
         raise refuse(
             f"there is no mask {value!r}",
             "attributes.mask",
             value,
             "mask_word",
-            f"use one of: {', '.join(item.value for item in MaskWord)}",
+            f"use one of: {', '.join(MASK.choices)}",
         )
     return MaskWord(name)
 
@@ -263,8 +257,8 @@ def _align(given: Mapping[str, Any]) -> str | None:
         return None
     if not isinstance(value, str):
         raise wrong_type("mask_align", value, "a name")
-    name = MASK_ALIASES.get(value, value)
-    if name not in ("top_left", "bottom_right"):
+    name = MASK_ALIGN.aliases.get(value, value)
+    if name not in MASK_ALIGN.choices:
         raise refuse(
             f"a mask cannot begin at {value!r}",
             "attributes.mask_align",
@@ -275,19 +269,20 @@ def _align(given: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _window(given: Mapping[str, Any], name: str) -> int | None:
+def _window(given: Mapping[str, Any], spec: AttributeSpec) -> int | None:
+    name, lowest, highest = spec.name, spec.lowest or 0, spec.highest or 0
     if name not in given:
         return None
     value = given[name]
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(name, value, "an integer")
-    if not -1 <= value <= MOST:
+    if not lowest <= value <= highest:
         raise refuse(
             f"{name} cannot be {value}",
             f"attributes.{name}",
             value,
             "window_range",
-            f"give the keys that are seen beside the diagonal, 0 to {MOST}, or -1 for all",
+            f"give the keys that are seen beside the diagonal, 0 to {highest}, or -1 for all",
         )
     return value
 

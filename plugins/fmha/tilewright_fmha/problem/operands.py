@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilewright_fmha.problem.declared.operands import OPERANDS, form_of
 from tilewright_fmha.problem.problem import Strides
-from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND
+from tilewright_kit.contract.declaration import OperandSpec
 from tilewright_kit.contract.problem import Operand, OperationRequest, Role
 from tilewright_kit.requests.attributes import check_tensor, refuse
 from tilewright_kit.requests.operands import check_output
@@ -25,38 +26,16 @@ class Names:
     outputs: tuple[str, ...]
 
 
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "seqlens_q", "seqlens_k")
-_TABLES = ("block_table", "page_starts", "cache_index")
-_SCORES = ("bias", "alibi_slopes", "sinks", "rng")
-NAMES: Mapping[str, Names] = {
-    ATTENTION: Names(
-        ("q", "k", "v"),
-        (*_LENGTHS, *_TABLES, *_SCORES, "q_descale", "k_descale", "v_descale"),
-        ("o", "lse", "randval", "status"),
-    ),
-    ATTENTION_BACKWARD: Names(
-        ("q", "k", "v", "o", "lse", "do"),
-        (*_LENGTHS, *_SCORES),
-        ("dq", "dk", "dv", "dbias", "dsinks", "randval"),
-    ),
-    KV_APPEND: Names(
-        ("k_new", "v_new", "k_past", "v_past", "seqlens_k"),
-        ("cu_seqlens_q", *_TABLES, "rotary_cos", "rotary_sin", "q"),
-        ("k_cache", "v_cache", "q_out", "seqlens_out", "status"),
-    ),
-}
-_WHAT = {
-    "q": "the queries [B, Hq, Sq, D]",
-    "k": "the keys [B, Hk, Sk, D]",
-    "v": "the values [B, Hk, Sk, Dv]",
-    "o": "the output of the forward pass, as it was stored",
-    "do": "the gradient of the output, in its shape",
-    "k_new": "the new keys [B, Hk, N, D]",
-    "v_new": "the new values [B, Hk, N, Dv]",
-    "k_past": "the cache of keys as it is",
-    "v_past": "the cache of values as it is",
-    "seqlens_k": "the length of each sequence before the new rows, int32 [B]",
-}
+def _names(operands: Sequence[OperandSpec]) -> Names:
+    inputs = [item for item in operands if item.role is Role.INPUT]
+    return Names(
+        tuple(item.name for item in inputs if not item.optional),
+        tuple(item.name for item in inputs if item.optional),
+        tuple(item.name for item in operands if item.role is Role.OUTPUT),
+    )
+
+
+NAMES: Mapping[str, Names] = {operation: _names(operands) for operation, operands in OPERANDS.items()}
 
 
 @dataclass(slots=True)
@@ -149,7 +128,9 @@ def read_tensors(request: OperationRequest) -> Tensors:
                 "call the forward pass with return_lse=True and pass what it returned",
             )
         if name not in request.inputs:
-            raise refuse(f"the input {name} is missing", name, "", "operand_missing", f"give {_WHAT[name]}")
+            raise refuse(
+                f"the input {name} is missing", name, "", "operand_missing", f"give {form_of(request.operation, name)}"
+            )
     return Tensors(request.operation, dict(request.inputs), dict(request.outputs))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilewright_fmha.problem.attributes import MOST, Attributes
+from tilewright_fmha.problem.attributes import Attributes
+from tilewright_fmha.problem.declared.attributes import MOST
 from tilewright_fmha.problem.operands import Tensors, check_index
 from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.tensor import MAX_ELEMENTS, TensorDesc

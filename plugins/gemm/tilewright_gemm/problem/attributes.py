@@ -6,22 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright_kit.requests.attributes import (
-    DEFAULT_ALIGNMENT,
-    MAX_SPLIT_K,
-    PRODUCT_ATTRIBUTES,
-    ProductAttributes,
-    known_names,
-    refuse,
-    take_dtype,
-    take_int,
-    take_product,
-)
+from tilewright_kit.requests.attributes import integer, known_names, refuse, take_dtype, take_int
+from tilewright_kit.requests.products import PRODUCT_ATTRIBUTES, ProductAttributes, take_product
 
 __all__ = [
-    "DEFAULT_ALIGNMENT",
+    "ATTRIBUTES",
     "MAX_GROUPS",
-    "MAX_SPLIT_K",
     "Attributes",
     "known_names",
     "read_attributes",
@@ -32,6 +22,16 @@ __all__ = [
 
 MAX_GROUPS = 4096
 
+GROUPS = integer(
+    "groups",
+    "Products of one call, each with operands of its own: `a[0]`, `b[0]`, `out[0]`, `a[1]`, ...",
+    0,
+    0,
+    MAX_GROUPS,
+    constraint="0: as the operands' names say. Groups share element types, layouts, and the operands that they have.",
+)
+ATTRIBUTES = (*PRODUCT_ATTRIBUTES, GROUPS)
+
 
 @dataclass(frozen=True, slots=True)
 class Attributes(ProductAttributes):
@@ -41,5 +41,5 @@ class Attributes(ProductAttributes):
 
 def read_attributes(given: Mapping[str, Any]) -> Attributes:
     """Check all attributes of a GEMM request. Raises ``InvalidArgumentError``."""
-    known_names(given, (*PRODUCT_ATTRIBUTES, "groups"))
-    return Attributes(groups=take_int(given, "groups", 0, 0, MAX_GROUPS), **take_product(given))
+    known_names(given, ATTRIBUTES)
+    return Attributes(groups=take_int(given, GROUPS), **take_product(given))

@@ -6,16 +6,57 @@ import re
 from dataclasses import dataclass, field
 
 from tilewright_gemm.problem.attributes import MAX_GROUPS, refuse
-from tilewright_kit.contract.problem import OperationRequest
+from tilewright_gemm.vocabulary import epilogue_dtypes, is_pair, output_dtypes
+from tilewright_kit.contract.declaration import OperandSpec
+from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.requests.attributes import check_tensor
+from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.tensor import MAX_RANK, TensorDesc
+from tilewright_kit.types.vocabulary import MAX_D
 
-__all__ = ["Group", "check_tensor", "read_groups"]
+__all__ = ["OPERANDS", "TYPES_A", "Group", "check_tensor", "read_groups"]
 
-_NAME = re.compile(r"(a|b|c|d|bias|scale_a|scale_b|out)((?:\[(?:0|[1-9][0-9]{0,5})\])*)")
+TYPES_A = tuple(dtype for dtype in DType if is_pair(dtype, dtype))
+_STEPS = tuple(dict.fromkeys(dtype for a in TYPES_A for dtype in epilogue_dtypes(a)))
+_RESULT = "[*batch, M, N]"
+_REPEATS = "Broadcasts to the result: each dimension is that of the result or 1. "
+_INTEGER = _REPEATS + "int32 beside int8 operands only."
+_ANY = (0, MAX_RANK)
+OPERANDS = (
+    OperandSpec(
+        "a", Role.INPUT, "First factor.", ("[*batch, M, K]",), (2, MAX_RANK), TYPES_A,
+        constraint="One of its last two dimensions has stride 1; the others may have any stride.",
+    ),
+    OperandSpec(
+        "b", Role.INPUT, "Second factor.", ("[*batch, K, N]",), (2, MAX_RANK), TYPES_A,
+        constraint="Strides as of `a`. Of the type of `a`, or fp8 beside bf8. With two dimensions it may be packed "
+        "(`gemm_pack_b`).",
+    ),
+    OperandSpec("bias", Role.INPUT, "Added to every row.", ("[N]", _RESULT), _ANY, _STEPS, True, constraint=_INTEGER),
+    OperandSpec("c", Role.INPUT, "Added, after all `d`.", (_RESULT,), _ANY, _STEPS, True, constraint=_INTEGER),
+    OperandSpec(
+        "d", Role.INPUT, "Operands of the binary step.", (_RESULT,), _ANY, _STEPS, True, True,
+        constraint=f"{_INTEGER} At most {MAX_D}.",
+    ),
+    OperandSpec(
+        "scale_a", Role.INPUT, "Factor of `a`: one number, or one for each row.", ("[]", "[*batch, M, 1]"), _ANY,
+        (DType.FP32,), True, constraint=_REPEATS.strip(),
+    ),
+    OperandSpec(
+        "scale_b", Role.INPUT, "Factor of `b`: one number, or one for each column.", ("[]", "[N]", "[*batch, 1, N]"),
+        _ANY, (DType.FP32,), True, constraint=_REPEATS.strip(),
+    ),
+    OperandSpec(
+        "out", Role.OUTPUT, "Result.", (_RESULT,), (2, MAX_RANK),
+        tuple(dict.fromkeys(dtype for a in TYPES_A for dtype in output_dtypes(a))),
+        constraint="If it is not described, of the type of `a`, of fp16 for 8-bit floats, of int32 for int8. int32 is "
+        "the exact sum, of int8 only.",
+    ),
+)  # fmt: skip
+_INPUTS = [item.name for item in OPERANDS if item.role is Role.INPUT]
+_NAME = re.compile(rf"({'|'.join(item.name for item in OPERANDS)})((?:\[(?:0|[1-9][0-9]{{0,5}})\])*)")
 """Numbers have one spelling, so that two names cannot mean one operand."""
-_INPUTS = "a, b, bias, c, d[0], d[1], ..., scale_a, scale_b"
 
 
 @dataclass(slots=True)
@@ -87,5 +128,7 @@ def _split_name(name: str, grouped: bool) -> tuple[str, list[int]]:
 
 
 def _unknown_operand(name: object, grouped: bool) -> InvalidArgumentError:
-    form = "a[g], b[g], bias[g], c[g], d[g][i], scale_a[g], scale_b[g] for group g" if grouped else _INPUTS
+    group = "[g]" if grouped else ""
+    form = ", ".join(f"{item}{group}{'[i]' if item == 'd' else ''}" for item in _INPUTS)
+    form += " for group g" if grouped else ""
     return refuse(f"GEMM has no input {name!r}", str(name), name, "operand_known", f"the inputs are {form}")

@@ -5,18 +5,36 @@ from __future__ import annotations
 from tilewright_gemm.config.packing import UNDECIDED, Packing, parse_packing
 from tilewright_gemm.problem.attributes import known_names, refuse, take_dtype, take_int
 from tilewright_gemm.problem.layout import layouts_of
-from tilewright_gemm.problem.operands import check_tensor
+from tilewright_gemm.problem.operands import TYPES_A, check_tensor
 from tilewright_gemm.problem.problem import PackBProblem, View
 from tilewright_gemm.vocabulary import is_pair
+from tilewright_kit.contract.declaration import AttributeSpec, OperandSpec, ValueType
 from tilewright_kit.contract.problem import Operand, OperationRequest, Role
+from tilewright_kit.requests.attributes import element_type, integer
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["parse_pack_b"]
+__all__ = ["PACK_ATTRIBUTES", "PACK_OPERANDS", "parse_pack_b"]
 
-DEFAULT_M = 128
-"""Rows that a product is planned for if the caller does not say: below that, packing would rarely have been asked for.
-"""
+M = integer("m", "Rows of the products to come, which the format is chosen for.", 128, 1, 2**31)
+DTYPE_A = element_type("dtype_a", "Element type of `a` in the products to come.", TYPES_A, absent="that of `b`")
+FORMAT = AttributeSpec(
+    "format",
+    "Packed format by name, such as `bpanel-fp32-nr32-vk1`.",
+    (ValueType.TEXT,),
+    absent="the planner chooses, and the reply's specification of `out` names it",
+)
+PACK_ATTRIBUTES = (M, DTYPE_A, FORMAT)
+PACK_OPERANDS = (
+    OperandSpec(
+        "b", Role.INPUT, "Matrix to pack.", ("[K, N]",), (2, 2), TYPES_A,
+        constraint="One of its dimensions has neighbours as its elements (stride 1).",
+    ),
+    OperandSpec(
+        "out", Role.OUTPUT, "Packed matrix.", ("[K, N]",), (2, 2), TYPES_A,
+        constraint="Described by a packed format and its bytes, or left to the planner.",
+    ),
+)  # fmt: skip
 
 
 def parse_pack_b(request: OperationRequest) -> PackBProblem:
@@ -25,7 +43,7 @@ def parse_pack_b(request: OperationRequest) -> PackBProblem:
 
     Without ``format`` the planner chooses one, and the plan's operands say which. Raises ``InvalidArgumentError``.
     """
-    known_names(request.attributes, ("m", "dtype_a", "format"))
+    known_names(request.attributes, PACK_ATTRIBUTES)
     for name, desc in (*request.inputs.items(), *request.outputs.items()):
         check_tensor(name, desc)
     if set(request.inputs) != {"b"} or not set(request.outputs) <= {"out"}:
@@ -36,7 +54,7 @@ def parse_pack_b(request: OperationRequest) -> PackBProblem:
     b = request.inputs["b"]
     if len(b.shape) != 2 or b.packing:
         raise refuse("b must be a plain matrix", "b.shape", b.shape, "matrix_rank", "pack one matrix [K, N] at a time")
-    dtype_a = take_dtype(request.attributes, "dtype_a") or b.dtype
+    dtype_a = take_dtype(request.attributes, DTYPE_A) or b.dtype
     if not is_pair(dtype_a, b.dtype):
         raise refuse(
             f"there is no GEMM of {dtype_a} with {b.dtype}",
@@ -68,7 +86,7 @@ def parse_pack_b(request: OperationRequest) -> PackBProblem:
         dtype_a=dtype_a,
         dtype_b=b.dtype,
         layout=f"r{letters[0]}r",
-        m=take_int(request.attributes, "m", DEFAULT_M, 1, 2**31),
+        m=take_int(request.attributes, M),
         n=n,
         k=k,
         b=View("b", strides[0], strides[1]),
@@ -78,7 +96,7 @@ def parse_pack_b(request: OperationRequest) -> PackBProblem:
 
 
 def _wanted_format(request: OperationRequest, k: int, n: int) -> Packing | None:
-    text = request.attributes.get("format", "")
+    text = request.attributes.get(FORMAT.name, "")
     if not isinstance(text, str):
         raise refuse(
             "format must be text",

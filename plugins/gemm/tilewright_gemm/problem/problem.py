@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tilewright_gemm.config.packing import Packing
-from tilewright_gemm.problem.attributes import DEFAULT_ALIGNMENT
 from tilewright_gemm.vocabulary import Binary, ScaleA, ScaleB, Unary, accumulator
 from tilewright_kit.contract.problem import Operand, Problem
+from tilewright_kit.requests.attributes import DEFAULT_ALIGNMENT
 from tilewright_kit.requests.describe import describe_steps, describe_unusual
 from tilewright_kit.types.dtypes import DType
 

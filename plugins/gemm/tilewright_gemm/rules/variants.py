@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.problem.attributes import MAX_SPLIT_K
 from tilewright_gemm.vocabulary import Reduction
 from tilewright_kit.config.rules import Violation
+from tilewright_kit.requests.products import MAX_SPLIT_K
 from tilewright_kit.tiles.footprint.workgroup import is_specialised
 
 __all__ = ["VARIANT_RULES"]

@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.sizes import Triple, extent
 from tilewright_grouped_conv.vocabulary import Direction
+from tilewright_kit.contract.declaration import AttributeSpec, ValueType, choices_of
 from tilewright_kit.requests.attributes import (
-    PRODUCT_ATTRIBUTES,
-    ProductAttributes,
+    flag,
+    integer,
     known_names,
     refuse,
     suggest,
     take_flag,
-    take_product,
+    word,
     wrong_type,
 )
+from tilewright_kit.requests.products import PRODUCT_ATTRIBUTES, ProductAttributes, take_product
 from tilewright_kit.types.vocabulary import Binary, Unary
 
-__all__ = ["PADDING_WORDS", "Attributes", "pads_of", "read_attributes", "take_sizes", "triple"]
+__all__ = ["ATTRIBUTES", "Attributes", "pads_of", "read_attributes", "triple"]
 
 PADDING_WORDS = ("same_upper", "same_lower", "valid")
-LAYOUT_WORDS = ("", Order.LAST.value, Order.FIRST.value)
 MOST = 2**31 - 1
 """Strides, dilations and pads are 32-bit numbers in every framework."""
-_COMMON = (
-    "stride", "dilation", "padding", "groups", "accumulate", "deterministic", "layout", *PRODUCT_ATTRIBUTES,
+_NUMBERS = (ValueType.INTEGER, ValueType.INTEGERS)
+
+
+def _sizes(name: str, summary: str, default: int | None, lowest: int, **more: Any) -> AttributeSpec:
+    return AttributeSpec(name, summary, _NUMBERS, default, lowest=lowest, highest=MOST, **more)
+
+
+_EACH = "One number for all spatial axes, or one for each."
+STRIDE = _sizes("stride", "Pixels from one output to the next.", 1, 1, unit="pixels", constraint=_EACH)
+DILATION = _sizes("dilation", "Pixels from one tap of the filter to the next.", 1, 1, unit="pixels", constraint=_EACH)
+PADDING = AttributeSpec(
+    "padding",
+    "Pixels of zero around the image. `same_upper` and `same_lower` give `ceil(size / stride)` outputs, an odd pixel "
+    "being behind or before; `valid` is none.",
+    (*_NUMBERS, ValueType.TEXT),
+    0,
+    lowest=0,
+    highest=MOST,
+    choices=PADDING_WORDS,
+    unit="pixels",
+    constraint="One number; one for each spatial axis; or two for each: all that come before, then all that come "
+    "behind.",
+)
+GROUPS = integer("groups", "Groups of channels, each a convolution of its own.", 1, 1, constraint="Divides C and K.")
+ACCUMULATE = flag("accumulate", "Add the gradient to `acc`.", constraint="Gradients only.")
+DETERMINISTIC = flag("deterministic", "Equal calls give equal bits.", True)
+LAYOUT = word(
+    "layout",
+    "Order in memory of an output that is not described: channels last or first.",
+    choices_of((Order.LAST, Order.FIRST)),
+    absent="that of the first input",
+)
+INPUT_SIZE = _sizes(
+    "input_size", "Spatial sizes of `dx`, which strides leave open.", None, 1,
+    absent="those of the described output, which is then needed", unit="pixels", constraint="One for each axis.",
 )  # fmt: skip
-_KNOWN = {
+FILTER_SIZE = _sizes(
+    "filter_size", "Spatial sizes of `dw`, which strides leave open.", None, 1,
+    absent="those of the described output, which is then needed", unit="pixels", constraint="One for each axis.",
+)  # fmt: skip
+_COMMON = (STRIDE, DILATION, PADDING, GROUPS, ACCUMULATE, DETERMINISTIC, LAYOUT, *PRODUCT_ATTRIBUTES)
+ATTRIBUTES = {
     Direction.FORWARD: _COMMON,
-    Direction.BACKWARD_DATA: (*_COMMON, "input_size"),
-    Direction.BACKWARD_WEIGHT: (*_COMMON, "filter_size"),
+    Direction.BACKWARD_DATA: (*_COMMON, INPUT_SIZE),
+    Direction.BACKWARD_WEIGHT: (*_COMMON, FILTER_SIZE),
 }
 
 
@@ -56,15 +95,15 @@ class Attributes(ProductAttributes):
 
 def read_attributes(given: Mapping[str, Any], ndim: int, direction: Direction) -> Attributes:
     """Check all attributes of a request. Raises ``InvalidArgumentError``."""
-    known_names(given, _KNOWN[direction])
+    known_names(given, ATTRIBUTES[direction])
     found = Attributes(
-        stride=_positive(given, "stride", ndim),
-        dilation=_positive(given, "dilation", ndim),
+        stride=_positive(given, STRIDE, ndim),
+        dilation=_positive(given, DILATION, ndim),
         padding=_padding(given, ndim),
         groups=_groups(given),
-        size=take_sizes(given, "input_size", ndim) or take_sizes(given, "filter_size", ndim),
-        accumulate=take_flag(given, "accumulate"),
-        deterministic=take_flag({"deterministic": True, **given}, "deterministic"),
+        size=_take_sizes(given, INPUT_SIZE, ndim) or _take_sizes(given, FILTER_SIZE, ndim),
+        accumulate=take_flag(given, ACCUMULATE),
+        deterministic=take_flag(given, DETERMINISTIC),
         layout=_layout(given),
         **take_product(given),
     )
@@ -78,8 +117,9 @@ def triple(numbers: Sequence[int], fill: int) -> Triple:
     return (depth, height, width)
 
 
-def take_sizes(given: Mapping[str, Any], name: str, ndim: int) -> Triple | None:
+def _take_sizes(given: Mapping[str, Any], spec: AttributeSpec, ndim: int) -> Triple | None:
     """``ndim`` positive integers; None if the attribute is not there."""
+    name = spec.name
     if name not in given:
         return None
     numbers = _integers(given, name)
@@ -91,7 +131,7 @@ def take_sizes(given: Mapping[str, Any], name: str, ndim: int) -> Triple | None:
             "ndim_numbers",
             f"give {ndim} numbers",
         )
-    if min(numbers) < 1:
+    if min(numbers) < (spec.lowest or 0):
         raise refuse(
             f"{name} must be positive",
             f"attributes.{name}",
@@ -137,8 +177,9 @@ def _integers(given: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _per_axis(given: Mapping[str, Any], name: str, ndim: int, fits: Callable[[int], bool], rule: str) -> Triple:
-    numbers = _integers(given, name)
+def _positive(given: Mapping[str, Any], spec: AttributeSpec, ndim: int) -> Triple:
+    name = spec.name
+    numbers = _integers({name: spec.default, **given}, name)
     if len(numbers) not in (1, ndim):
         raise refuse(
             f"{name} has {len(numbers)} numbers, but there are {ndim} spatial axes",
@@ -147,22 +188,22 @@ def _per_axis(given: Mapping[str, Any], name: str, ndim: int, fits: Callable[[in
             "one_or_ndim",
             f"give one number for all axes, or {ndim}",
         )
-    if not all(fits(number) for number in numbers):
+    if min(numbers) < (spec.lowest or 0):
         raise refuse(
-            f"{name} must be at least 1", f"attributes.{name}", given[name], rule, "give numbers of one or more"
+            f"{name} must be at least {spec.lowest}",
+            f"attributes.{name}",
+            given[name],
+            "positive",
+            "give numbers of one or more",
         )
     return triple(numbers if len(numbers) == ndim else numbers * ndim, 1)
 
 
-def _positive(given: Mapping[str, Any], name: str, ndim: int) -> Triple:
-    return _per_axis({name: 1, **given}, name, ndim, lambda number: number >= 1, "positive")
-
-
 def _groups(given: Mapping[str, Any]) -> int:
-    value = given.get("groups", 1)
+    value = given.get(GROUPS.name, GROUPS.default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type("groups", value, "an integer")
-    if value < 1:
+    if value < (GROUPS.lowest or 0) or value > (GROUPS.highest or 0):
         raise refuse(
             "there is at least one group",
             "attributes.groups",
@@ -174,16 +215,16 @@ def _groups(given: Mapping[str, Any]) -> int:
 
 
 def _padding(given: Mapping[str, Any], ndim: int) -> str | tuple[Triple, Triple]:
-    value = given.get("padding", 0)
+    value = given.get(PADDING.name, PADDING.default)
     forms = f"a number, {ndim} numbers, {2 * ndim} numbers (all begins, then all ends) or {', '.join(PADDING_WORDS)}"
     if isinstance(value, str):
-        if value not in PADDING_WORDS:
+        if value not in PADDING.choices:
             raise refuse(
                 f"{value!r} is no kind of padding",
                 "attributes.padding",
                 value,
                 "padding_form",
-                suggest(value, PADDING_WORDS),
+                suggest(value, PADDING.choices),
             )
         return value
     numbers = _integers({"padding": value}, "padding")
@@ -195,7 +236,7 @@ def _padding(given: Mapping[str, Any], ndim: int) -> str | tuple[Triple, Triple]
             "padding_form",
             f"give {forms}",
         )
-    if min(numbers) < 0:
+    if min(numbers) < (PADDING.lowest or 0):
         raise refuse(
             "padding must not be negative",
             "attributes.padding",
@@ -210,16 +251,16 @@ def _padding(given: Mapping[str, Any], ndim: int) -> str | tuple[Triple, Triple]
 
 
 def _layout(given: Mapping[str, Any]) -> Order | None:
-    value = given.get("layout", "")
+    value = given.get(LAYOUT.name, "")
     if not isinstance(value, str):
-        raise wrong_type("layout", value, "a word")
-    if value not in LAYOUT_WORDS:
+        raise wrong_type(LAYOUT.name, value, "a word")
+    if value and value not in LAYOUT.choices:
         raise refuse(
             f"{value!r} is no layout of an output",
             "attributes.layout",
             value,
             "layout_word",
-            suggest(value, LAYOUT_WORDS[1:]) + ", or leave it out to have that of the first input",
+            suggest(value, LAYOUT.choices) + ", or leave it out to have that of the first input",
         )
     return Order(value) if value else None
 

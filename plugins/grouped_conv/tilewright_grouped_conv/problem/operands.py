@@ -8,13 +8,86 @@ from dataclasses import dataclass, field
 
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.vocabulary import Direction
-from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.contract.declaration import OperandSpec
+from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.requests.attributes import check_tensor, refuse
 from tilewright_kit.requests.operands import check_output, in_order
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc, contiguous_strides
+from tilewright_kit.types.vocabulary import MAX_D, epilogue_dtypes, is_pair, output_dtypes
 
-__all__ = ["NAMES", "Names", "Tensors", "describe_output", "order_like", "read_tensors", "strides_in"]
+__all__ = ["NAMES", "OPERANDS", "Names", "Tensors", "describe_output", "order_like", "read_tensors", "strides_in"]
+
+
+_RANKS = (3, 5)
+_FLOATS = (DType.FP32, DType.FP16, DType.BF16)
+_TYPES = tuple(dtype for dtype in DType if is_pair(dtype, dtype))
+_STEPS = tuple(dict.fromkeys(dtype for a in _TYPES for dtype in epilogue_dtypes(a)))
+_SHAPES = {
+    "x": ("the image", "[N, C, *spatial]"),
+    "w": ("the weights", "[K, C/groups, *filter]"),
+    "dy": ("the gradient of the result", "[N, K, *out]"),
+    "y": ("the result", "[N, K, *out]"),
+    "dx": ("the gradient of the image", "[N, C, *spatial]"),
+    "dw": ("the gradient of the weights", "[K, C/groups, *filter]"),
+}
+_ANY_STRIDES = "Any strides. Channels-last is read as it lies; others may be copied first, as the report says."
+
+
+def _tensor(name: str, role: Role, dtypes: tuple[DType, ...], constraint: str = _ANY_STRIDES) -> OperandSpec:
+    what, shape = _SHAPES[name]
+    return OperandSpec(name, role, what[0].upper() + what[1:] + ".", (shape,), _RANKS, dtypes, constraint=constraint)
+
+
+def _bias(channels: str) -> OperandSpec:
+    return OperandSpec(
+        "bias", Role.INPUT, "Added to each channel of the result.", (f"[{channels}]",), (1, 1), _STEPS, True,
+        constraint="int32 beside int8 operands only.",
+    )  # fmt: skip
+
+
+def _added(output: str) -> OperandSpec:
+    return OperandSpec(
+        "acc", Role.INPUT, "Tensor that the gradient is added to, with `accumulate`.", (_SHAPES[output][1],), _RANKS,
+        _FLOATS, True, constraint=f"The type and strides of `{output}`, whose very memory it may be.",
+    )  # fmt: skip
+
+
+_SECOND = "The type of `x`, or fp8 and bf8 in either order. " + _ANY_STRIDES
+_GRADIENT = "Of the type of the inputs, or fp32; by default the first."
+OPERANDS = {
+    Direction.FORWARD: (
+        _tensor("x", Role.INPUT, _TYPES),
+        _tensor("w", Role.INPUT, _TYPES, _SECOND),
+        _bias("K"),
+        OperandSpec(
+            "d", Role.INPUT, "Operands of the binary step.", ("[N, K, *out]",), _RANKS, _STEPS, True, True,
+            constraint=f"The shape of `y`; strides of 0 repeat. int32 beside int8 operands only. At most {MAX_D}.",
+        ),
+        OperandSpec(
+            "scale", Role.INPUT, "Factor of the sums: one number, or one for each channel.", ("[]", "[1]", "[K]"),
+            (0, 1), (DType.FP32,), True,
+        ),
+        _tensor(
+            "y", Role.OUTPUT, tuple(dict.fromkeys(out for a in _TYPES for out in output_dtypes(a, scaled=True))),
+            "If it is not described: the type of `x`, fp16 for 8-bit floats, int32 for int8. int8 (of int8, with "
+            "`scale`) is rounded and saturated.",
+        ),
+    ),
+    Direction.BACKWARD_DATA: (
+        _tensor("dy", Role.INPUT, _FLOATS),
+        _tensor("w", Role.INPUT, _FLOATS),
+        _bias("C"),
+        _added("dx"),
+        _tensor("dx", Role.OUTPUT, _FLOATS, _GRADIENT),
+    ),
+    Direction.BACKWARD_WEIGHT: (
+        _tensor("x", Role.INPUT, _FLOATS),
+        _tensor("dy", Role.INPUT, _FLOATS),
+        _added("dw"),
+        _tensor("dw", Role.OUTPUT, _FLOATS, _GRADIENT),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +100,15 @@ class Names:
     optional: tuple[str, ...]
 
 
-NAMES = {
-    Direction.FORWARD: Names("x", "w", "y", ("bias", "d[0], d[1], ...", "scale")),
-    Direction.BACKWARD_DATA: Names("dy", "w", "dx", ("bias", "acc")),
-    Direction.BACKWARD_WEIGHT: Names("x", "dy", "dw", ("acc",)),
-}
+def _names(operands: Sequence[OperandSpec]) -> Names:
+    first, second = (item.name for item in operands if item.role is Role.INPUT and not item.optional)
+    output = next(item.name for item in operands if item.role is Role.OUTPUT)
+    optional = ("d[0], d[1], ..." if item.is_list else item.name for item in operands if item.optional)
+    return Names(first, second, output, tuple(optional))
+
+
+NAMES = {direction: _names(operands) for direction, operands in OPERANDS.items()}
 _D = re.compile(r"d\[(0|[1-9][0-9]{0,5})\]")
-_WHAT = {
-    "x": "the image [N, C, *spatial]",
-    "w": "the weights [K, C/groups, *filter]",
-    "dy": "the gradient of the result [N, K, *out]",
-}
 
 
 @dataclass(slots=True)
@@ -85,7 +156,7 @@ def read_tensors(request: OperationRequest, direction: Direction) -> Tensors:
             )
     for name in (names.first, names.second):
         if name not in plain:
-            raise refuse(f"the input {name} is missing", name, "", "operand_missing", f"give {_WHAT[name]}")
+            raise refuse(f"the input {name} is missing", name, "", "operand_missing", f"give {' '.join(_SHAPES[name])}")
     ndim = _rank(names.first, plain[names.first])
     output = request.outputs.get(names.output)
     for name, other in ((names.second, plain[names.second]), (names.output, output)):
@@ -106,7 +177,7 @@ def _unknown(name: object, names: Names) -> Exception:
 
 
 def _rank(name: str, desc: TensorDesc) -> int:
-    if not 3 <= len(desc.shape) <= 5:
+    if not _RANKS[0] <= len(desc.shape) <= _RANKS[1]:
         raise refuse(
             f"{name} has {len(desc.shape)} dimensions",
             f"{name}.shape",

@@ -14,7 +14,7 @@ from tilewright_grouped_conv.config.pipelines import offered_pipelines
 from tilewright_grouped_conv.footprint.group_merging import in_lanes, is_bulk, is_merged
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Specialization, layout_of
 from tilewright_kit.config.rules import KindRule, Violation
-from tilewright_kit.requests.attributes import MAX_SPLIT_K
+from tilewright_kit.requests.products import MAX_SPLIT_K
 from tilewright_kit.tiles.rules import resources
 from tilewright_kit.tiles.rules import tiling as rules
 from tilewright_kit.tiles.rules.tiling import buffering

@@ -20,7 +20,7 @@ from tilewright_grouped_conv.strided_copy.config import (
     generate_transform,
 )
 from tilewright_grouped_conv.strided_copy.plan import plan_transform, transform_seconds
-from tilewright_grouped_conv.strided_copy.request import parse_transform
+from tilewright_grouped_conv.strided_copy.request import DECLARATION, parse_transform
 from tilewright_kit.config.rules import RuleBook, Violation
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
@@ -36,6 +36,7 @@ class TransformOperation:
 
     name = "conv_transform"
     version = __version__
+    declaration = DECLARATION
     config_type: type[TransformConfig] = TransformConfig
     rules: RuleBook[TransformConfig] = TRANSFORM_RULES
     kernel_sets: Mapping[str, KernelSet[TransformConfig]] = TRANSFORM_SETS

@@ -5,20 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright_grouped_conv.problem.problem import TransformProblem
+from tilewright_kit.contract.declaration import Declaration, Example, OperandSpec
 from tilewright_kit.contract.problem import Operand, OperationRequest, Role
-from tilewright_kit.requests.attributes import check_tensor, known_names, refuse, take_alignment
+from tilewright_kit.requests.attributes import ALIGNMENT, check_tensor, known_names, refuse, take_alignment
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc, overlaps
 
-__all__ = ["parse_transform"]
+__all__ = ["DECLARATION", "parse_transform"]
 
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
+_RANKS = (3, 5)
+ATTRIBUTES = (ALIGNMENT,)
+DECLARATION = Declaration(
+    "Strided copy with conversion: elements that `x` has are copied, the others of `out` become zero.",
+    (
+        OperandSpec("x", Role.INPUT, "Tensor that is copied, with any strides.", ("[*sizes]",), _RANKS, tuple(DType)),
+        OperandSpec(
+            "out", Role.OUTPUT, "Tensor that it is copied to.", ("[*sizes]",), _RANKS, tuple(DType),
+            constraint="Always described; as many dimensions as `x`, none shorter. Of the type of `x`, or both are "
+            "fp32, fp16 or bf16.",
+        ),
+    ),
+    ATTRIBUTES,
+    (
+        Example(
+            "An image to channels-last, two channels filled up with zeros, in bf16",
+            OperationRequest(
+                "conv_transform",
+                {"x": TensorDesc.of("fp32", (2, 6, 8, 8))},
+                {"out": TensorDesc.of("bf16", (2, 8, 8, 8), (512, 1, 64, 8))},
+            ),
+        ),
+    ),
+)  # fmt: skip
 
 
 def parse_transform(request: OperationRequest) -> TransformProblem:
     """Check a request. Raises ``InvalidArgumentError`` or ``UnsupportedError``."""
-    known_names(request.attributes, ("alignment",))
+    known_names(request.attributes, ATTRIBUTES)
     x = _tensor(request.inputs, "x", "the tensor that is copied")
     out = _tensor(request.outputs, "out", "the tensor that it is copied to, with its strides")
     if len(out.shape) != len(x.shape) or any(
@@ -55,7 +80,7 @@ def parse_transform(request: OperationRequest) -> TransformProblem:
         from_strides=tuple(stride if size > 1 else 0 for size, stride in zip(x.shape, x.strides, strict=True)),
         to_strides=tuple(stride if size > 1 else 0 for size, stride in zip(out.shape, out.strides, strict=True)),
         tensors=(Operand("x", x, Role.INPUT), Operand("out", out, Role.OUTPUT)),
-        alignment=min(take_alignment(request.attributes), 16),
+        alignment=take_alignment(request.attributes),
     )
 
 
@@ -69,7 +94,7 @@ def _tensor(tensors: Mapping[str, TensorDesc], name: str, what: str) -> TensorDe
     desc = tensors[name]
     if desc.packing:
         raise refuse(f"{name} is packed", f"{name}.packing", desc.packing, "packed_operand", "pass a plain tensor")
-    if not 3 <= len(desc.shape) <= 5:
+    if not _RANKS[0] <= len(desc.shape) <= _RANKS[1]:
         raise refuse(
             f"{name} has {len(desc.shape)} dimensions",
             f"{name}.shape",

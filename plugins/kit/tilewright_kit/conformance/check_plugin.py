@@ -16,6 +16,7 @@ from typing import Any
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.conformance.declarations import check_declarations
 from tilewright_kit.conformance.execution import Build, Execute, check_execution, draw_inputs
 from tilewright_kit.conformance.fields import Pool, check_fields, naming_findings, source_findings, variants
 from tilewright_kit.conformance.problems import check_problems, plan_findings
@@ -80,6 +81,7 @@ def check_plugin(
     check_rules(report, operation, pool)
     devices = [device_of(arch) for arch in pool.configs] if device is None else [device]
     check_problems(report, operation, devices)
+    check_declarations(report, operation, devices)
     if devices:
         check_execution(report, operation, devices[0], build, run, seed)
     return report

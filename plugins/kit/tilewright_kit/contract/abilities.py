@@ -16,6 +16,7 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.records import ReadsForeignConfigs
 from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.declaration import Declaration
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.kernel_sets.declare import KernelSet
@@ -24,6 +25,7 @@ from tilewright_kit.types.dtypes import DType
 __all__ = [
     "Analyzable",
     "ChecksValues",
+    "Declared",
     "GeneratesSets",
     "HasVariants",
     "NamesFields",
@@ -84,6 +86,13 @@ class Tunable(Protocol):
     """Has kernel sets for tuning: spaces in which no kernel is looked up by name."""
 
     spaces: Mapping[str, KernelSet[Any]]
+
+
+@runtime_checkable
+class Declared(Protocol):
+    """Declares its operands and attributes, for clients that ask and for the reference page."""
+
+    declaration: Declaration
 
 
 @runtime_checkable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tilewright_fmha.problem.attributes import MOST, Attributes, check_page_size
+from tilewright_fmha.problem.attributes import Attributes, check_page_size
+from tilewright_fmha.problem.declared.attributes import MOST
 from tilewright_fmha.problem.operands import Tensors, check_index
 from tilewright_fmha.problem.problem import Paging
 from tilewright_fmha.problem.shapes import Sizes, check_hdims, check_pair, rank

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
 from tilewright_proto.v1 import dispatch_pb2 as pb
+from tilewright_proto.v1 import operations_pb2
+from tilewright_proto.v1.operations_pb2 import DescribeOperationReply as DescribeReply
 from tilewright_server.endpoints.messages import tensors as convert
+from tilewright_server.endpoints.messages.operations import description
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, call_of, lane, parse_as, raw
 from tilewright_server.engine.call import Call, Cancellation
@@ -107,6 +110,12 @@ class DispatchServicer:
     def release_plan(self, request: pb.ReleasePlanRequest, _: WireCall) -> pb.ReleasePlanReply:
         self._service.sessions.get(request.session).release_plan(request.plan)
         return pb.ReleasePlanReply()
+
+    @lane(Lane.CATALOG)
+    def describe_operation(self, request: operations_pb2.DescribeOperationRequest, _: WireCall) -> DescribeReply:
+        catalogs = self._service.engine.catalogs
+        names = [request.operation] if request.operation else sorted(catalogs.operations)
+        return DescribeReply(operations=[description(catalogs.operation(name)) for name in names])
 
     def bind(self, request: pb.BindRequest, _: WireCall) -> pb.BindReply:
         return bind(self._service, self._service.sessions.get(request.session), request)
