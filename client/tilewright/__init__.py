@@ -7,47 +7,53 @@
     ...     plan = client.plan_gemm(a, b)          # no planning in later calls
     ...     plan(a, b, out=c)
 
-``tilewright.aio`` has the same for asyncio. Importing this starts no thread and opens no file or socket.
+``tilewright.aio`` has the same for asyncio. Importing this starts no thread and opens no file or socket; names are
+imported when they are first used, and NumPy and gRPC with them.
 """
 
-# ruff: noqa: E402
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tilewright.session.settings import ask_for_fork_support
 
-ask_for_fork_support()  # before the first import of gRPC
+if TYPE_CHECKING:
+    from tilewright import aio
+    from tilewright.errors import (
+        AccessError,
+        BuildFailedError,
+        CancelledError,
+        ConfigInvalidError,
+        DeadlineError,
+        DeviceError,
+        InternalError,
+        InvalidArgumentError,
+        NotFoundError,
+        ResourceExhaustedError,
+        TilewrightError,
+        ToolchainMissingError,
+        UnavailableError,
+        UnknownOutcomeError,
+        UnsupportedError,
+        Violation,
+    )
+    from tilewright.operations.epilogue import ACTIVATIONS
+    from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
+    from tilewright.session.tls import Tls
+    from tilewright.sync.bundle import Bundle, BundlePlan, BundleProblem, load_bundle
+    from tilewright.sync.client import Buffer, Client, connect
+    from tilewright.sync.kv_cache import KVCache
+    from tilewright.sync.launch import Launch
+    from tilewright.sync.pipeline import Pipeline
+    from tilewright.sync.plan import Bound, Plan, Stream
+    from tilewright.tensor.device_array import DeviceArray
+    from tilewright.tensor.resident import PackedTensor, ResidentTensor
+    from tilewright.types.dtypes import DTYPES
+    from tilewright.types.report import Report, Timing
+    from tilewright.types.spec import Spec
 
-from tilewright import aio
-from tilewright.errors import (
-    AccessError,
-    BuildFailedError,
-    CancelledError,
-    ConfigInvalidError,
-    DeadlineError,
-    DeviceError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-    TilewrightError,
-    ToolchainMissingError,
-    UnavailableError,
-    UnknownOutcomeError,
-    UnsupportedError,
-    Violation,
-)
-from tilewright.operations.epilogue import ACTIVATIONS
-from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
-from tilewright.session.tls import Tls
-from tilewright.sync.bundle import Bundle, BundlePlan, BundleProblem, load_bundle
-from tilewright.sync.client import Buffer, Client, connect
-from tilewright.sync.kv_cache import KVCache
-from tilewright.sync.launch import Launch
-from tilewright.sync.pipeline import Pipeline
-from tilewright.sync.plan import Bound, Plan, Stream
-from tilewright.tensor.device_array import DeviceArray
-from tilewright.tensor.resident import PackedTensor, ResidentTensor
-from tilewright.types.dtypes import DTYPES
-from tilewright.types.report import Report, Timing
-from tilewright.types.spec import Spec
+ask_for_fork_support()  # before the first import of gRPC
 
 __version__ = "0.1.0"
 
@@ -97,3 +103,41 @@ __all__ = [
     "connect",
     "load_bundle",
 ]
+
+# As the imports for type checkers above.
+_PLACES = {
+    name: f"tilewright.{module}"
+    for module, names in {
+        "errors": "AccessError BuildFailedError CancelledError ConfigInvalidError DeadlineError DeviceError "
+        "InternalError InvalidArgumentError NotFoundError ResourceExhaustedError TilewrightError ToolchainMissingError "
+        "UnavailableError UnknownOutcomeError UnsupportedError Violation",
+        "operations.epilogue": "ACTIVATIONS",
+        "operations.kernels": "BuildEvent Correction Kernel KernelDetails Validation",
+        "session.tls": "Tls",
+        "sync.bundle": "Bundle BundlePlan BundleProblem load_bundle",
+        "sync.client": "Buffer Client connect",
+        "sync.kv_cache": "KVCache",
+        "sync.launch": "Launch",
+        "sync.pipeline": "Pipeline",
+        "sync.plan": "Bound Plan Stream",
+        "tensor.device_array": "DeviceArray",
+        "tensor.resident": "PackedTensor ResidentTensor",
+        "types.dtypes": "DTYPES",
+        "types.report": "Report Timing",
+        "types.spec": "Spec",
+    }.items()
+    for name in names.split()
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("tilewright.aio")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -286,7 +286,7 @@ class Application:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
-        from tilewright_server.hosting.lifecycle.heap import bound_heap
+        from tilewright_server.hosting.lifecycle.heap import bound_heap, collecting_later
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import process_signals
         from tilewright_server.hosting.limits import raise_descriptor_limit
@@ -304,7 +304,8 @@ class Application:
         stopping.start()  # now: the system may refuse threads when it is needed
         with process_signals() as signals:
             try:
-                self.start(signals.empty)
+                with collecting_later():
+                    self.start(signals.empty)
             except TilewrightError as error:
                 log.error("cannot start: %s", error)
                 return 1

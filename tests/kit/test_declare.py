@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import toy
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.rules import RuleBook, Violation
-from tilewright_kit.kernel_sets.declare import ANY, KernelSet, declare
+from tilewright_kit.kernel_sets.declare import ANY, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import ConfigInvalidError, InvalidArgumentError
 
@@ -55,6 +57,33 @@ def test_flags_and_enumerations_need_no_choices(arch: ArchSpec) -> None:
     assert [(config.dtype.value, config.streaming) for config in kernels.expand(arch, toy.RULES)] == [
         ("fp32", False), ("fp32", True), ("fp16", False), ("fp16", True),
     ]  # fmt: skip
+
+
+def test_deferred_declarations_are_a_sequence_made_once(arch: ArchSpec) -> None:
+    calls: list[int] = []
+    written = [declare(ToyConfig, vector=vector) for vector in (4, 2, 1)]
+
+    def make() -> Iterator[Any]:
+        calls.append(0)
+        yield from written
+
+    deferred = DeferredDeclarations(make)
+    assert not calls
+    assert deferred[1] is written[1] and deferred[-1] is written[-1] and deferred[1:] == tuple(written[1:])
+    assert (len(deferred), list(deferred)) == (3, written)
+    with pytest.raises(IndexError):
+        deferred[3]
+    one, other = (KernelSet("set", "", items, toy.choices) for items in (deferred, tuple(written)))
+    assert one.expand(arch, toy.RULES) == other.expand(arch, toy.RULES) != ()
+    assert one.merge(other).declarations == tuple(written)
+    assert calls == [0]
+
+
+def test_threads_share_deferred_declarations() -> None:
+    deferred = DeferredDeclarations(lambda: (declare(ToyConfig, vector=vector) for vector in range(1, 400)))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: list(deferred), range(8)))
+    assert all(len(items) == 399 and all(map(operator.is_, items, found[0])) for items in found)
 
 
 def test_a_wildcard_that_nobody_can_fill_is_an_error(arch: ArchSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import toy
 
 from tilewright_arch import ArchSpec
+from tilewright_kit.kernel_sets.declare import DeferredDeclarations
 from tilewright_kit.loading.hookspecs import ENTRY_POINT_GROUP, hookimpl
 from tilewright_kit.loading.loader import LoadedPlugin, PluginFailure, PluginManager
 from tilewright_kit.loading.moved_modules import MOVED
@@ -118,6 +120,15 @@ class Unmarked:
 
 BROKEN_SETS = {"default": toy.KernelSet("default", "", (toy.declare(toy.ToyConfig, vector=3),), toy.choices)}
 
+
+def deferred(*makers: Callable[[], Any]) -> toy.KernelSet[Any]:
+    """A set whose declarations are made by ``makers`` when they are asked for."""
+    return toy.KernelSet("default", "", DeferredDeclarations(lambda: (make() for make in makers)), toy.choices)
+
+
+OTHER = type("OtherConfig", (toy.ToyConfig,), {"operation": "other", "__annotations__": {}})
+STRANGE_SETS = {"default": deferred(lambda: toy.declare(OTHER))}
+
 BAD_PLUGINS: dict[str, tuple[Any, str]] = {
     "raises in a hook": (Raising(RuntimeError("no luck")), "RuntimeError: no luck"),
     "exits in a hook": (Raising(SystemExit(3)), "SystemExit: 3"),
@@ -140,6 +151,8 @@ BAD_PLUGINS: dict[str, tuple[Any, str]] = {
     "offers a strategy twice": (Offering([], [], [strategy("first")]), "strategy 'first' is already offered"),
     "offers an operation without kernels": (
         Offering([type("Op", (toy.ToyOperation,), {"kernel_sets": BROKEN_SETS})()]), "no valid kernel on any arch"),
+    "declares another's kernels": (
+        Offering([type("Op", (toy.ToyOperation,), {"kernel_sets": STRANGE_SETS})()]), "declares OtherConfig"),
     "offers another's configurations": (
         Offering([type("Op", (toy.ToyOperation,), {"name": "other"})()]), "named for operation 'toy'"),
     "offers no version": (Offering([type("Op", (toy.ToyOperation,), {"version": ""})()]), "no version"),
@@ -159,6 +172,20 @@ def test_a_bad_plugin_leaves_nothing_behind_and_the_rest_works(manager: PluginMa
     assert isinstance(manager.load_object(Offering([named("second")]), "second"), LoadedPlugin)
     assert manager.startup(object()) == ()
     assert [plugin.name for plugin in manager.loaded] == ["first", "second"]
+
+
+def test_loading_a_plugin_makes_no_more_declarations_than_it_must(manager: PluginManager) -> None:
+    made: list[int] = []
+
+    def maker(vector: int) -> Callable[[], Any]:
+        return lambda: made.append(vector) or toy.declare(toy.ToyConfig, vector=vector)
+
+    kernels = deferred(*map(maker, (3, 4, 1, 2)))  # the first is valid on no arch
+    operation = type("Op", (toy.ToyOperation,), {"kernel_sets": {"default": kernels}})()
+    assert isinstance(manager.load_object(Offering([operation]), "mine"), LoadedPlugin)
+    assert made == [3, 4]
+    assert [declaration.fields["vector"] for declaration in kernels] == [(3,), (4,), (1,), (2,)]
+    assert made == [3, 4, 1, 2]
 
 
 def test_a_name_is_free_again_after_a_failure(manager: PluginManager) -> None:

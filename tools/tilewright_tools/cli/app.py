@@ -6,6 +6,7 @@ import typer
 
 from tilewright_tools.cli.bundles import bundle
 from tilewright_tools.cli.console.exits import EXIT_CODES_HELP
+from tilewright_tools.cli.console.groups import AsGiven, Root
 from tilewright_tools.cli.console.output import examples
 from tilewright_tools.cli.demo import demo
 from tilewright_tools.cli.kernels import kernels
@@ -26,13 +27,14 @@ app = typer.Typer(
     )
     + "\n\n"
     + EXIT_CODES_HELP,
+    cls=Root,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("serve", cls=AsGiven, epilog=serve.EPILOG)(serve.serve)
 app.command("stop", epilog=stop.EPILOG)(stop.stop)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(run_app, name="run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
@@ -10,9 +11,9 @@ from tilewright_fmha.config.decode import decode_algorithms
 from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family, FmhaDType, KvLookup, MaskKind, Mode
-from tilewright_kit.kernel_sets.declare import Declaration, declare
+from tilewright_kit.kernel_sets.declare import Declaration, DeferredDeclarations, declare
 
-__all__ = ["WS_BACKWARD_DEFAULTS", "WS_DEFAULTS"]
+__all__ = ["WS_DEFAULTS"]
 
 Declarations = Iterator[Declaration[FmhaConfig]]
 
@@ -72,5 +73,4 @@ def _gradients() -> Declarations:
         yield declare(_BACKWARD_CONFIG, **{**own, "dtype": FmhaDType.FP16}, mask=MaskKind.CAUSAL, deterministic=True)
 
 
-WS_DEFAULTS: tuple[Declaration[FmhaConfig], ...] = tuple(_forward())
-WS_BACKWARD_DEFAULTS: tuple[Declaration[FmhaConfig], ...] = tuple(_gradients())
+WS_DEFAULTS = DeferredDeclarations(lambda: chain(_forward(), _gradients()))

@@ -8,7 +8,8 @@ cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
@@ -23,30 +24,38 @@ from tilewright_fmha.kernel_sets.declarations import (
 from tilewright_fmha.kernel_sets.profiles import PROFILES
 from tilewright_fmha.pipelines.choices import first_offered, offered
 from tilewright_fmha.pipelines.records import PIPELINES
-from tilewright_kit.kernel_sets.declare import Declaration, KernelSet
+from tilewright_kit.kernel_sets.declare import Declaration, DeferredDeclarations, KernelSet
 
 __all__ = ["KERNEL_SETS", "SET_NAMES"]
 
 SET_NAMES = ("default", "essential", "tiny", "tests", "full")
 
 
+def _specialised() -> Iterator[Declaration[FmhaConfig]]:
+    for record in PIPELINES:
+        for declaration in record.declarations:
+            yield declaration.where(record.drives)
+
+
 def _sets(config: type[FmhaConfig]) -> dict[str, KernelSet[FmhaConfig]]:
-    own = (declaration.where(record.drives) for record in PIPELINES for declaration in record.declarations)
-    found: dict[str, tuple[str, tuple[Declaration[FmhaConfig], ...]]] = {
-        "default": ("Kernels that candidates come from, with every feature", tuple(default_kernels(config, more=own))),
-        "essential": ("GPUs: every feature in the usual cut", tuple(default_kernels(config, few=True))),
-        "tiny": ("One kernel", (tiny_kernel(config),)),
-        "tests": ("A few kernels of each kind", tuple(tests_kernels(config))),
-        "full": ("Every type, size of heads and cut", tuple(full_kernels(config))),
+    made: dict[str, tuple[str, Callable[[], Iterable[Declaration[FmhaConfig]]]]] = {
+        "default": (
+            "Kernels that candidates come from, with every feature",
+            lambda: default_kernels(config, more=_specialised()),
+        ),
+        "essential": ("GPUs: every feature in the usual cut", lambda: default_kernels(config, few=True)),
+        "tiny": ("One kernel", lambda: (tiny_kernel(config),)),
+        "tests": ("A few kernels of each kind", lambda: tests_kernels(config)),
+        "full": ("Every type, size of heads and cut", lambda: full_kernels(config)),
     }
     for name, receipt in PROFILES.items():
-        declared = tuple(receipt_kernels(config, receipt))
-        if declared:
-            found[name] = (f"Receipt {receipt.number}: usual heads in the preferred cut", declared)
+        if next(iter(receipt_kernels(config, receipt)), None):
+            text = f"Receipt {receipt.number}: usual heads in the preferred cut"
+            made[name] = (text, partial(receipt_kernels, config, receipt))
     whole = ("full",)
     return {
-        name: KernelSet(name, text, declarations, offered if name in whole else first_offered_shapes)
-        for name, (text, declarations) in found.items()
+        name: KernelSet(name, text, DeferredDeclarations(make), offered if name in whole else first_offered_shapes)
+        for name, (text, make) in made.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Pipeline:
     """Rules on its kernels, checked after the warp tile is one of the arch's."""
     mismatches: Callable[[FmhaProblem, FmhaConfig], Iterable[Violation]] = _no_mismatches
     """Reasons why one of its kernels cannot compute a problem, beside those of every kernel."""
-    declarations: tuple[Declaration[FmhaConfig], ...] = ()
+    declarations: Sequence[Declaration[FmhaConfig]] = ()
     """Kernels of the default set beside those that are declared for every pipeline."""
 
     def has(self, name: str, kind: str) -> bool:

@@ -17,7 +17,7 @@ from tilewright_fmha.config.pipelines import FEW_ROWS, SPECIALISED
 from tilewright_fmha.cost.cpu import predict_cpu
 from tilewright_fmha.cost.gpu import predict_gpu
 from tilewright_fmha.cost.warp_specialised import predict_warp_specialised
-from tilewright_fmha.kernel_sets.warp_specialised import WS_BACKWARD_DEFAULTS, WS_DEFAULTS
+from tilewright_fmha.kernel_sets.warp_specialised import WS_DEFAULTS
 from tilewright_fmha.pipelines.record import Pipeline
 from tilewright_fmha.pipelines.sources import portable_source, ws_source
 from tilewright_fmha.rules.warp_specialised import ws_form
@@ -97,7 +97,7 @@ PIPELINES: tuple[Pipeline, ...] = (
         algorithms=ws_algorithms,
         rules=(ws_form,),
         mismatches=ws_mismatches,
-        declarations=(*WS_DEFAULTS, *WS_BACKWARD_DEFAULTS),
+        declarations=WS_DEFAULTS,
     ),
     Pipeline(
         names=(FEW_ROWS,),

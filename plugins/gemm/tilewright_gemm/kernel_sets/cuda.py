@@ -8,7 +8,7 @@ from typing import Any
 from tilewright_gemm.candidates.cuda import PORTABLE_TILES
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.vocabulary import LAYOUTS, Binary, Epilogue, Unary
-from tilewright_kit.kernel_sets.declare import Declaration, declare
+from tilewright_kit.kernel_sets.declare import Declaration, DeferredDeclarations, declare
 from tilewright_kit.types.dtypes import DType
 
 __all__ = ["CUDA_DEFAULTS"]
@@ -60,4 +60,4 @@ def _portable_tiles(k: int, **fields: Any) -> Iterator[Declaration[GemmConfig]]:
         )
 
 
-CUDA_DEFAULTS: tuple[Declaration[GemmConfig], ...] = tuple(_portable())
+CUDA_DEFAULTS = DeferredDeclarations(_portable)

@@ -11,7 +11,7 @@ from tilewright_gemm.config.choices import offered, table_key
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.vocabulary import LAYOUTS, Binary, Epilogue, ScaleA, ScaleB, Unary
-from tilewright_kit.kernel_sets.declare import ANY, Declaration, KernelSet, declare
+from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.tiles.choices import warp_tile_for
 from tilewright_kit.types.dtypes import DType
 
@@ -151,7 +151,7 @@ def packing_kernels() -> Iterator[Declaration[PackBConfig]]:
 ESSENTIAL = KernelSet(
     "essential",
     "AMD GPUs: every type, layout, pipeline, epilogue and way to distribute work, in the usual tiles",
-    tuple(_essential()),
+    DeferredDeclarations(_essential),
     preferred,
 )
 
@@ -182,4 +182,4 @@ def _defaults() -> Declarations:
                     )
 
 
-HIP_DEFAULTS: tuple[Declaration[GemmConfig], ...] = tuple(_defaults())
+HIP_DEFAULTS = DeferredDeclarations(_defaults)

@@ -7,7 +7,6 @@ originals and, in place of each rejected one, its corrected equivalent: what aut
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tilewright_gemm.config.config import GemmConfig, Triple
@@ -149,7 +148,6 @@ def mended(config: GemmConfig) -> GemmConfig:
     return config.replace(**changes)
 
 
-def preselected_kernels() -> Iterator[tuple[str, tuple[GemmConfig, ...]]]:
-    """Every set by name, with its kernels corrected, none twice."""
-    for name, configs in ORIGINALS.items():
-        yield name, tuple(dict.fromkeys(mended(config) for config in configs))
+def preselected_kernels(name: str) -> tuple[GemmConfig, ...]:
+    """The kernels of a set, corrected, none twice."""
+    return tuple(dict.fromkeys(mended(config) for config in ORIGINALS[name]))

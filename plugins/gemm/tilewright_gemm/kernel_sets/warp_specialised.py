@@ -11,7 +11,7 @@ from tilewright_gemm.candidates.warp_specialised import INSTRUCTION_BYTES, PIPEL
 from tilewright_gemm.config.choices import offered, table_key
 from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.vocabulary import LAYOUTS, Binary, Epilogue, Reduction, ScaleA, ScaleB, Unary
-from tilewright_kit.kernel_sets.declare import ANY, Declaration, KernelSet, declare
+from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.tiles.footprint.workgroup import stages_of
 from tilewright_kit.types.dtypes import DType
 
@@ -153,6 +153,12 @@ def _tuned_shapes() -> Iterator[Shape]:
             yield Shape((rows, 64 * waves), (1, waves), cluster, swapped=True, k_rows=k_rows)
 
 
+def _tuned() -> Iterator[Declaration[GemmConfig]]:
+    yield from _good(_tuned_shapes(), split_k=[1, 2, 4, 8])
+    for slices in (2, 3, 4, 8):
+        yield from _good(_shared_shapes(), split_k=slices, cluster=(1, 1, slices))
+
+
 def _shared_shapes() -> Iterator[Shape]:
     """Shapes that pay when the workgroups of a cluster along k share them."""
     for rows, waves, k_rows in itertools.product((8, 16, 24, 32, 48, 64), (1, 2), (1, 2)):
@@ -164,14 +170,7 @@ def _shared_shapes() -> Iterator[Shape]:
 TUNE_HOPPER = KernelSet(
     "tune_hopper",
     "The shapes of Hopper's warp-specialised pipeline that are fast on some problem, K shared in the usual ways",
-    (
-        *_good(_tuned_shapes(), split_k=[1, 2, 4, 8]),
-        *(
-            declaration
-            for slices in (2, 3, 4, 8)
-            for declaration in _good(_shared_shapes(), split_k=slices, cluster=(1, 1, slices))
-        ),
-    ),
+    DeferredDeclarations(_tuned),
     offered,
 )
 SWEEP_HOPPER = KernelSet(
@@ -188,4 +187,4 @@ SWEEP_HOPPER = KernelSet(
 """In fp16 and fp8, rcr: whoever tunes puts a problem's types and layout in their place, and what then fits is tried."""
 
 
-WS_DEFAULTS: tuple[Declaration[GemmConfig], ...] = tuple(_defaults())
+WS_DEFAULTS = DeferredDeclarations(_defaults)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright_arch import ArchSpec
@@ -52,7 +52,7 @@ class Pipeline:
     """
     predict: Callable[[GemmProblem, GemmConfig, DeviceInfo], Prediction]
     """Seconds of a kernel."""
-    declarations: tuple[Declaration[GemmConfig], ...]
+    declarations: Sequence[Declaration[GemmConfig]]
     """Declarations of the default kernel set."""
     instructions: frozenset[str] = frozenset()
     """Instructions of arch specs that the template issues; empty: those of every spec of this kind."""

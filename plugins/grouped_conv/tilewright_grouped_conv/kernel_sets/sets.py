@@ -8,8 +8,8 @@ tile table of AMD GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from tilewright_grouped_conv.config.config import CONFIGS, DIRECT_PIPELINE, ConvConfig
@@ -18,7 +18,7 @@ from tilewright_grouped_conv.kernel_sets.cuda import cuda_defaults, cuda_essenti
 from tilewright_grouped_conv.kernel_sets.hip import hip_defaults, hip_essential, hip_full
 from tilewright_grouped_conv.kernel_sets.tile_table import table_tiles
 from tilewright_grouped_conv.vocabulary import Direction, Scale, Specialization, layout_of
-from tilewright_kit.kernel_sets.declare import ANY, Declaration, KernelSet, declare
+from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Binary, Epilogue, Unary
 
@@ -87,50 +87,35 @@ def _cpu_full(config: type[ConvConfig]) -> Declarations:
 
 
 def _sets(config: type[ConvConfig]) -> dict[str, KernelSet[ConvConfig]]:
-    essential = (*cuda_essential(config), *hip_essential(config))
-    default = (*_cpu_defaults(config), *cuda_defaults(config), *hip_defaults(config))
-    full = (*_cpu_full(config), *cuda_full(config), *hip_full(config))
-    tiny = (*cuda_essential(config, tiny=True), *hip_essential(config, tiny=True), _cpu(config, dtype_in=DType.FP32))
-    every: dict[str, tuple[str, Iterable[Declaration[ConvConfig]]]] = {
+    essential = DeferredDeclarations(lambda: chain(cuda_essential(config), hip_essential(config)))
+    default = DeferredDeclarations(lambda: chain(_cpu_defaults(config), cuda_defaults(config), hip_defaults(config)))
+    full = DeferredDeclarations(lambda: chain(_cpu_full(config), cuda_full(config), hip_full(config)))
+    every: dict[str, tuple[str, DeferredDeclarations[ConvConfig]]] = {
         "default": ("Sources of candidates, in every type, layout and variant", default),
         "essential": ("GPUs: every type, pipeline, epilogue and variant in the usual tiles", essential),
-        "tiny": ("One kernel", tiny),
-        "tests": ("A few kernels of each kind", (*_cpu_tests(config), *essential)),
+        "tiny": ("One kernel", DeferredDeclarations(lambda: _tiny(config))),
+        "tests": ("A few kernels of each kind", DeferredDeclarations(lambda: chain(_cpu_tests(config), essential))),
         "full": ("Every shape, with every type and dimension", full),
-        "full_tests": ("The same, and the default set", (*full, *default)),
-        "profiler": (
-            "The default tile table, where valid",
-            (*table_tiles(config), _cpu(config, dtype_in=_FLOATS)),
-        ),
+        "full_tests": ("The same, and the default set", DeferredDeclarations(lambda: chain(full, default))),
+        "profiler": ("The default tile table, where valid", DeferredDeclarations(lambda: _profiler(config))),
     }
     return {
-        name: KernelSet(name, text, tuple(declarations), first_offered if name == "tiny" else offered)
+        name: KernelSet(name, text, declarations, first_offered if name == "tiny" else offered)
         for name, (text, declarations) in every.items()
     }
 
 
-class _Sets(Mapping[str, KernelSet[ConvConfig]]):
-    """The sets of a direction. Their thousands of declarations are made when they are first asked for, which a server
-    that starts does not.
-    """
+def _tiny(config: type[ConvConfig]) -> Declarations:
+    yield from cuda_essential(config, tiny=True)
+    yield from hip_essential(config, tiny=True)
+    yield _cpu(config, dtype_in=DType.FP32)
 
-    def __init__(self, config: type[ConvConfig]) -> None:
-        self._config = config
 
-    @cached_property
-    def _made(self) -> dict[str, KernelSet[ConvConfig]]:
-        return _sets(self._config)
-
-    def __getitem__(self, name: str) -> KernelSet[ConvConfig]:
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+def _profiler(config: type[ConvConfig]) -> Declarations:
+    yield from table_tiles(config)
+    yield _cpu(config, dtype_in=_FLOATS)
 
 
 KERNEL_SETS: Mapping[Direction, Mapping[str, KernelSet[ConvConfig]]] = {
-    direction: _Sets(config) for direction, config in CONFIGS.items()
+    direction: _sets(config) for direction, config in CONFIGS.items()
 }

@@ -66,7 +66,7 @@ def check_plugin(
     specs = [tilewright_arch.load(name) for name in tilewright_arch.names()] if archs is None else list(archs)
     if device is not None and device.arch not in specs:
         specs.append(device.arch)
-    if not report.run("contract", check_operation, operation, specs):
+    if not report.run("contract", check_operation, operation, specs, True):
         return report  # the rest would only repeat it in other words
     pools: list[Pool] = []
 

@@ -8,18 +8,20 @@ expands its declarations against an arch: every combination of the values, the w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Any, Final, Generic, TypeVar
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar, overload
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.rules import RuleBook, Violation
 from tilewright_kit.types.errors import ConfigInvalidError, InvalidArgumentError
 
-__all__ = ["ANY", "AnyValue", "Choices", "Declaration", "KernelSet", "Prefilter", "declare"]
+__all__ = ["ANY", "AnyValue", "Choices", "Declaration", "DeferredDeclarations", "KernelSet", "Prefilter", "declare"]
 
 C = TypeVar("C", bound=KernelConfig)
 T = TypeVar("T")
@@ -154,13 +156,52 @@ def _is_any(value: object) -> bool:
     return value is ANY or (type(value) is str and value == "*")
 
 
+class DeferredDeclarations(Sequence[Declaration[C]]):
+    """Declarations that ``make`` returns, made once, in order, and no further than they are asked for: a server that
+    starts looks at the first few of thousands. For all threads.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Declaration[C]]]) -> None:
+        self._make = make
+        self._made: list[Declaration[C]] = []
+        self._rest: Iterator[Declaration[C]] | None = None
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Declaration[C]]:
+        index = 0
+        while self._has(index):
+            yield self._made[index]
+            index += 1
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, index: int) -> Declaration[C]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Declaration[C]]: ...
+
+    def __getitem__(self, index: int | slice) -> Declaration[C] | Sequence[Declaration[C]]:
+        if isinstance(index, int) and index >= 0 and self._has(index):
+            return self._made[index]
+        return tuple(self)[index]
+
+    def _has(self, index: int) -> bool:
+        with self._lock:
+            if self._rest is None:
+                self._rest = iter(self._make())
+            self._made.extend(islice(self._rest, max(0, index + 1 - len(self._made))))
+            return index < len(self._made)
+
+
 @dataclass(frozen=True)
 class KernelSet(Generic[C]):
     """A named set of declarations. Immutable: ``merge``, ``tag`` and ``tagged`` give new sets."""
 
     name: str
     description: str
-    declarations: tuple[Declaration[C], ...]
+    declarations: Sequence[Declaration[C]]
     choices: Choices | None = None
     prefilter: Prefilter | None = None
     _expanded: dict[Any, tuple[C, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -187,16 +228,26 @@ class KernelSet(Generic[C]):
         """``expand``, one configuration at a time: for who needs only the first few."""
         seen: set[C] = set()
         for declaration in self._declared_on(arch):
-            exact = not declaration.has_wildcards
-            # Kernels that were written out are checked by the rules alone, so that none vanishes without a reason.
-            for config in self._combinations(declaration, arch, None if exact else self.prefilter):
+            for config in self._proposed(declaration, arch):
                 if config in seen:
                     continue
                 if rules.allows(config, arch):
                     seen.add(config)
                     yield config
-                elif strict and exact:
+                elif strict and not declaration.has_wildcards:
                     self._refuse(config, arch, rules)
+
+    def find_any(self, archs: Sequence[ArchSpec], rules: RuleBook[C]) -> C | None:
+        """A configuration that is valid on one of ``archs``, of the first declaration that has one; None if there is
+        none. Later declarations are not looked at.
+        """
+        for declaration in self.declarations:
+            for arch in archs:
+                if declaration.applies_to(arch):
+                    for config in self._proposed(declaration, arch):
+                        if rules.allows(config, arch):
+                            return config
+        return None
 
     def _refuse(self, config: C, arch: ArchSpec, rules: RuleBook[C]) -> None:
         violations = rules.check(config, arch)
@@ -251,6 +302,12 @@ class KernelSet(Generic[C]):
 
     def _declared_on(self, arch: ArchSpec) -> Iterator[Declaration[C]]:
         return (declaration for declaration in self.declarations if declaration.applies_to(arch))
+
+    def _proposed(self, declaration: Declaration[C], arch: ArchSpec) -> Iterator[C]:
+        """Combinations for the rules to judge. Kernels that were written out are judged by the rules alone, so that
+        none vanishes without a reason.
+        """
+        return self._combinations(declaration, arch, self.prefilter if declaration.has_wildcards else None)
 
     def _combinations(self, declaration: Declaration[C], arch: ArchSpec, prefilter: Prefilter | None) -> Iterator[C]:
         """The product of a declaration's axes, depth first, so that a rejected beginning is never completed."""

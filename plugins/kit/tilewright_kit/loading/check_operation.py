@@ -12,7 +12,7 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import require_naming
 from tilewright_kit.config.rules import RuleBook
-from tilewright_kit.kernel_sets.declare import KernelSet
+from tilewright_kit.kernel_sets.declare import DeferredDeclarations, KernelSet
 
 __all__ = ["METHODS", "check_operation"]
 
@@ -20,11 +20,14 @@ METHODS = ("parse", "candidates", "mismatches", "generate", "plan", "predict", "
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def check_operation(operation: Any, archs: Sequence[ArchSpec] | None = None) -> tuple[str, ...]:
+def check_operation(
+    operation: Any, archs: Sequence[ArchSpec] | None = None, every_declaration: bool = False
+) -> tuple[str, ...]:
     """Reasons why an object is no ``Operation``; empty if it is one.
 
-    Looks at names, types and the naming of configurations, and asks every kernel set for its first kernel on the first
-    of ``archs`` (default: all that have a spec) where it has one. Errors of ``choices`` and rules are findings too.
+    Looks at names, types and the naming of configurations, and asks every kernel set for a first kernel on any of
+    ``archs`` (default: all that have a spec). Errors of ``choices`` and rules are findings too. Declarations that a set
+    makes when they are asked for are made as far as this needs, unless ``every_declaration`` is to be looked at.
     """
     if inspect.isclass(operation):
         return ("it is a class, not an object",)
@@ -44,7 +47,7 @@ def check_operation(operation: Any, archs: Sequence[ArchSpec] | None = None) -> 
         findings.append("it has no kernel set named 'default'")
     elif not findings:
         for label, kernels in sets.items():
-            findings += _check_set(label, kernels, operation, archs)
+            findings += _check_set(label, kernels, operation, archs, every_declaration)
     return tuple(findings)
 
 
@@ -69,16 +72,22 @@ def _check_config(config_type: Any, name: Any) -> list[str]:
     return []
 
 
-def _check_set(label: Any, kernels: Any, operation: Any, archs: Sequence[ArchSpec] | None) -> list[str]:
+def _check_set(
+    label: Any, kernels: Any, operation: Any, archs: Sequence[ArchSpec] | None, every_declaration: bool
+) -> list[str]:
     if not isinstance(kernels, KernelSet):
         return [f"kernel set {label!r} is not a KernelSet"]
-    strangers = {item.config_type for item in kernels.declarations} - {operation.config_type}
-    if strangers:
-        return [f"kernel set {label!r} declares {', '.join(sorted(item.__name__ for item in strangers))}"]
+    where = [*map(tilewright_arch.load, tilewright_arch.names())] if archs is None else archs
     try:
-        for arch in map(tilewright_arch.load, tilewright_arch.names()) if archs is None else archs:
-            if next(kernels.iterate(arch, operation.rules), None) is not None:
-                return []
+        if every_declaration or not isinstance(kernels.declarations, DeferredDeclarations):
+            strangers = {item.config_type for item in kernels.declarations} - {operation.config_type}
+            if strangers:
+                return [f"kernel set {label!r} declares {', '.join(sorted(item.__name__ for item in strangers))}"]
+        found = kernels.find_any(where, operation.rules)
     except Exception as error:  # plugin code: anything may come
         return [f"kernel set {label!r} cannot be expanded: {type(error).__name__}: {error}"]
-    return [f"kernel set {label!r} has no valid kernel on any arch"]
+    if found is None:
+        return [f"kernel set {label!r} has no valid kernel on any arch"]
+    if type(found) is not operation.config_type:
+        return [f"kernel set {label!r} declares {type(found).__name__}"]
+    return []

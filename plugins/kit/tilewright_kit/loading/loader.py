@@ -8,7 +8,8 @@ import logging
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -255,8 +256,14 @@ def _first_words(operation: Operation[Any, Any]) -> str:
 
 
 def _origin(point: EntryPoint) -> tuple[str, str]:
-    distribution = point.dist
-    return ("", "") if distribution is None else (distribution.name, distribution.version)
+    return ("", "") if point.dist is None else _name_and_version(point.dist)
+
+
+@lru_cache(maxsize=16)
+def _name_and_version(distribution: Distribution) -> tuple[str, str]:
+    """Read once for all plugins of a distribution: the file has its whole description in it."""
+    found = distribution.metadata
+    return found["Name"], found["Version"]
 
 
 def _beside(plugin: object) -> tuple[Path, ...]:

@@ -32,7 +32,8 @@ def serve(**flags: Any) -> None:
     from tilewright_server import settings
     from tilewright_server.app import Application
 
-    config: Path | None = flags.pop("config", None)
+    file: str | None = flags.pop("config", None)
+    config = None if file is None else Path(file)
     given = {name: value for name, value in flags.items() if value not in (None, [], ())}
     reread = partial(settings.load, given, config)
     code = Application(reread(), reread).run()
@@ -72,7 +73,7 @@ def _signature() -> inspect.Signature:
         "config",
         inspect.Parameter.KEYWORD_ONLY,
         default=typer.Option(None, "--config", help="Settings file (TOML).", metavar="FILE"),
-        annotation=Path | None,
+        annotation=str | None,
     )
     return inspect.Signature([config, *(_parameter(row) for row in TABLE)])
 
