@@ -289,7 +289,6 @@ class Application:
         from tilewright_server.hosting.lifecycle.heap import bound_heap, collecting_later
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import process_signals
-        from tilewright_server.hosting.limits import raise_descriptor_limit
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.settings import service_manager
 
@@ -297,7 +296,6 @@ class Application:
         set_up(self.settings.log_level, self.settings.log_format)
         wishes = service_manager()
         manager = ServiceManager(wishes.notify_socket)
-        raise_descriptor_limit()
         self._fit()
         wanted = threading.Event()
         stopping = threading.Thread(target=self._stop_when, args=(wanted,), name="stop", daemon=True)
@@ -356,8 +354,9 @@ class Application:
 
     def _fit(self) -> None:
         """Make do with the limits of the system."""
-        from tilewright_server.hosting.limits import fitted, process_limits
+        from tilewright_server.hosting.limits import fitted, process_limits, raise_descriptor_limit
 
+        raise_descriptor_limit()
         limits = process_limits()
         self.settings, lowered = fitted(self.settings, limits)
         log.info("limits of the system: %s", limits.describe())
