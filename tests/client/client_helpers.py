@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 
 import tilewright as tw
+from tilewright.session.regions import Pool
 from tilewright.transport import rpc as steps
 from tilewright_proto.v1 import memory_pb2
 
@@ -20,6 +21,12 @@ def random(*shape: int) -> np.ndarray:
 
 def close(result: np.ndarray, wanted: np.ndarray, tolerance: float = 1e-4) -> None:
     np.testing.assert_allclose(result.astype(np.float32), wanted, rtol=tolerance, atol=tolerance)
+
+
+def used_bytes(pool: Pool) -> int:
+    """Bytes of a pool's arrays that are alive."""
+    pool.trim()
+    return sum(segment.free_list.used for segment in pool._segments.values())
 
 
 def objects(client: tw.Client) -> tuple[int, int, int]:

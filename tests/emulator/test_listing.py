@@ -81,7 +81,7 @@ def test_without_a_disassembler_the_listing_is_read(tmp_path: Path, monkeypatch:
     image = listed(tmp_path, PRELUDE + CALLS, "gfx942")
     monkeypatch.setattr(Disassembler, "disassemble", missing)
     program = reader.Image(image)
-    assert program.kernel_names == ["calls", "stack"]
+    assert [entry[".name"] for entry in program.elf.metadata["amdhsa.kernels"]] == ["calls", "stack"]
     assert {item.mnemonic for item in program.printed} >= {"s_endpgm", "s_swappc_b64"}
 
 

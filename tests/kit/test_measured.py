@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import toy
+from plugin_objects import load_plugin
 
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
@@ -309,9 +310,9 @@ def test_a_hook_may_name_files_and_nothing_else(device: DeviceInfo, tmp_path: Pa
 
     plugins = PluginManager(archs=[device.arch])
     file = tmp_path / "own.jsonl"
-    assert isinstance(plugins.load_object(Brings(file), "paths"), LoadedPlugin)
+    assert isinstance(load_plugin(plugins, Brings(file), "paths"), LoadedPlugin)
     assert plugins.measurements == (file,)
-    refused = plugins.load_object(Brings("own.jsonl"), "texts")
+    refused = load_plugin(plugins, Brings("own.jsonl"), "texts")
     assert not isinstance(refused, LoadedPlugin)
     assert "is no path" in refused.reason
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import toy
+from plugin_objects import load_plugin
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.kernel_sets.declare import DeferredDeclarations
@@ -76,7 +77,7 @@ def everything(manager: PluginManager) -> tuple[list[str], list[str], list[str]]
 
 def test_a_plugin_is_recorded_with_what_it_offers(manager: PluginManager) -> None:
     plugin = Offering([named("add")], [Provider()], [strategy("random")])
-    loaded = manager.load_object(plugin, "mine", "dist", "1.2")
+    loaded = load_plugin(manager, plugin, "mine", "dist", "1.2")
     assert isinstance(loaded, LoadedPlugin)
     assert (loaded.name, loaded.distribution, loaded.version) == ("mine", "dist", "1.2")
     assert everything(manager) == (["add"], ["abacus"], ["random"])
@@ -162,14 +163,14 @@ BAD_PLUGINS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("what", BAD_PLUGINS)
 def test_a_bad_plugin_leaves_nothing_behind_and_the_rest_works(manager: PluginManager, what: str) -> None:
     plugin, reason = BAD_PLUGINS[what]
-    manager.load_object(Offering([named("first")], [Provider("first")], [strategy("first")]), "first")
-    failure = manager.load_object(plugin, "bad", "dist", "0.1")
+    load_plugin(manager, Offering([named("first")], [Provider("first")], [strategy("first")]), "first")
+    failure = load_plugin(manager, plugin, "bad", "dist", "0.1")
     assert isinstance(failure, PluginFailure)
     assert reason in failure.reason
     assert (failure.name, failure.distribution, failure.version) == ("bad", "dist", "0.1")
     assert manager.failures == [failure]
     assert everything(manager) == (["first"], ["first"], ["first"])
-    assert isinstance(manager.load_object(Offering([named("second")]), "second"), LoadedPlugin)
+    assert isinstance(load_plugin(manager, Offering([named("second")]), "second"), LoadedPlugin)
     assert manager.startup(object()) == ()
     assert [plugin.name for plugin in manager.loaded] == ["first", "second"]
 
@@ -182,22 +183,22 @@ def test_loading_a_plugin_makes_no_more_declarations_than_it_must(manager: Plugi
 
     kernels = deferred(*map(maker, (3, 4, 1, 2)))  # the first is valid on no arch
     operation = type("Op", (toy.ToyOperation,), {"kernel_sets": {"default": kernels}})()
-    assert isinstance(manager.load_object(Offering([operation]), "mine"), LoadedPlugin)
+    assert isinstance(load_plugin(manager, Offering([operation]), "mine"), LoadedPlugin)
     assert made == [3, 4]
     assert [declaration.fields["vector"] for declaration in kernels] == [(3,), (4,), (1,), (2,)]
     assert made == [3, 4, 1, 2]
 
 
 def test_a_name_is_free_again_after_a_failure(manager: PluginManager) -> None:
-    manager.load_object(Raising(RuntimeError()), "mine")
-    assert isinstance(manager.load_object(Offering([named("half")]), "mine"), LoadedPlugin)
+    load_plugin(manager, Raising(RuntimeError()), "mine")
+    assert isinstance(load_plugin(manager, Offering([named("half")]), "mine"), LoadedPlugin)
 
 
 def test_a_plugin_is_loaded_once(manager: PluginManager) -> None:
     plugin = Offering([named("one")])
-    manager.load_object(plugin, "one")
-    assert isinstance(manager.load_object(plugin, "other"), PluginFailure)
-    assert isinstance(manager.load_object(Offering([named("two")]), "one"), PluginFailure)
+    load_plugin(manager, plugin, "one")
+    assert isinstance(load_plugin(manager, plugin, "other"), PluginFailure)
+    assert isinstance(load_plugin(manager, Offering([named("two")]), "one"), PluginFailure)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_a_plugin_that_fails_at_startup_is_named_and_stops_no_other(
 ) -> None:
     calls: list[str] = []
     for name, raised in (("a", None), ("b", error), ("c", None)):
-        manager.load_object(Lifecycle(name, calls, raised), name)
+        load_plugin(manager, Lifecycle(name, calls, raised), name)
     assert [failure.name for failure in manager.startup("s")] == ["b"]
     assert [failure.name for failure in manager.shutdown("s")] == ["b"]
     assert calls == ["a up with s", "b up with s", "c up with s", "c down", "b down", "a down"]

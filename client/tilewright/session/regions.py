@@ -229,13 +229,6 @@ class Pool:
             self._collect()
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes in arrays that are alive."""
-        with self._lock:
-            self._collect()
-            return sum(segment.free_list.used for segment in self._segments.values())
-
-    @property
     def total_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in list(self._segments.values()))

@@ -40,7 +40,3 @@ class Image:
         self.arch: Arch = BY_MACHINE[machine]
         functions = disassembled(image)
         self.printed = [printed for function in functions for printed in function.instructions]
-
-    @property
-    def kernel_names(self) -> list[str]:
-        return [entry[".name"] for entry in self.elf.metadata.get("amdhsa.kernels", ())]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from plugin_objects import load_plugin
 from vector_operation import VectorConfig, VectorPlugin, request
 
 from tilewright_kit.loading.loader import PluginManager
@@ -46,7 +47,7 @@ def plan(engine: Engine, n: int = 100, selection: Selection | None = None, **att
 def open_engine(cache: Path, toolchains: Any = None, **options: Any) -> Engine:
     """An engine with the vector operation on the CPU device."""
     plugins = PluginManager()
-    plugins.load_object(VectorPlugin(), "vector")
+    load_plugin(plugins, VectorPlugin(), "vector")
     plugins.load_module("tilewright_server.devices.cpu.plugin", "cpu")
     assert not plugins.failures
     return Engine(EngineOptions(**{"cache_dir": cache, **options}), plugins, toolchains)

@@ -16,13 +16,14 @@ from tilewright_server.measurements.database import PerfDatabase
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
+from plugin_objects import load_plugin
 from vector_operation import VectorPlugin, request
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     plugins = PluginManager()
-    plugins.load_object(VectorPlugin(), "vector")
+    load_plugin(plugins, VectorPlugin(), "vector")
     plugins.load_module("tilewright_server.devices.cpu.plugin", "cpu")
     return Engine(EngineOptions(tmp_path / "cache", perf_database=tmp_path / "perf.sqlite"), plugins)
 

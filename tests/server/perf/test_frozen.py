@@ -21,12 +21,13 @@ from tilewright_server.measurements.database import PerfDatabase
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
+from plugin_objects import load_plugin
 from vector_operation import VectorPlugin, request
 
 
 def engine_of(folder: Path) -> Engine:
     plugins = PluginManager()
-    plugins.load_object(VectorPlugin(), "vector")
+    load_plugin(plugins, VectorPlugin(), "vector")
     plugins.load_module("tilewright_server.devices.cpu.plugin", "cpu")
     options = EngineOptions(folder / "cache", perf_database=folder / "perf.sqlite", selection_lock=folder / "lock")
     return Engine(options, plugins)

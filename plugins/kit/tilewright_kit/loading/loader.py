@@ -125,12 +125,6 @@ class PluginManager:
         """Load a module by its import path."""
         return self._load(name or module, "", "", lambda: importlib.import_module(module))
 
-    def load_object(
-        self, plugin: object, name: str, distribution: str = "", version: str = ""
-    ) -> LoadedPlugin | PluginFailure:
-        """Load a module or an object that has hook implementations."""
-        return self._load(name, distribution, version, lambda: plugin)
-
     def _load(
         self, name: str, distribution: str, version: str, get: Callable[[], object]
     ) -> LoadedPlugin | PluginFailure:
