@@ -75,10 +75,12 @@ class MemfdSource(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PosixSource(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "unlink")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    UNLINK_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    unlink: bool
+    def __init__(self, name: _Optional[str] = ..., unlink: bool = ...) -> None: ...
 
 class AttachedFileSource(_message.Message):
     __slots__ = ()

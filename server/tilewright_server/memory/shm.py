@@ -15,6 +15,7 @@ import re
 import resource
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
@@ -29,6 +30,7 @@ __all__ = [
     "open_object",
     "open_posix",
     "read_into",
+    "unlink_posix",
     "view",
     "write_from",
 ]
@@ -187,6 +189,15 @@ def open_posix(name: str, nbytes: int) -> OpenedFile:
         if isinstance(error, OSError):
             raise _not_opened(error) from None
         raise
+
+
+def unlink_posix(name: str, inode: tuple[int, int]) -> None:
+    """Take the name of an object away that ``open_posix`` opened, if it is still that object's."""
+    path = f"/dev/shm/{name[1:] if name.startswith('/') else name}"
+    with suppress(OSError):  # its owner was faster
+        status = os.lstat(path)
+        if (status.st_dev, status.st_ino) == inode:
+            os.unlink(path)  # noqa: PTH108
 
 
 def open_object(name: str, nbytes: int, uid: int, on_release: Callable[[], None]) -> OpenedFile:

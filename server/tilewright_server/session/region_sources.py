@@ -10,7 +10,7 @@ from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle, device_of_uuid
 from tilewright_server.memory.populated import check_file
-from tilewright_server.memory.shm import OpenedFile, open_attached, open_memfd, open_posix
+from tilewright_server.memory.shm import OpenedFile, open_attached, open_memfd, open_posix, unlink_posix
 from tilewright_server.session.objects import AnyRegion
 from tilewright_server.session.processes import is_known, process_client
 from tilewright_server.session.session import Session
@@ -33,6 +33,8 @@ class MemoryFile:
 @dataclass(frozen=True, slots=True)
 class PosixObject:
     name: str
+    unlink: bool = False
+    """The name goes when the region is registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ def register(
     """
     if not isinstance(source, DeviceMemory):
         region = session.register(lambda: _opened(source, nbytes), owner)
+        if isinstance(source, PosixObject) and source.unlink:
+            unlink_posix(source.name, region.inode)
         if isinstance(source, MemoryFile) and not is_known(session.client):
             proved = process_client(source.pid)  # its memory file proved it
             if proved is not None:

@@ -50,7 +50,7 @@ def region_source(request: pb.RegisterRegionRequest, descriptors: Sequence[int] 
     if kind == "memfd":
         return MemoryFile(request.memfd.pid, request.memfd.fd, request.memfd.name)
     if kind == "posix":
-        return PosixObject(request.posix.name)
+        return PosixObject(request.posix.name, request.posix.unlink)
     if kind in IPC_KINDS:
         source = getattr(request, kind)
         return DeviceMemory(kind, source.device_uuid, source.handle, source.offset)
