@@ -230,6 +230,9 @@ class Settings:
         kinds.path,
         "Bundle whose problems are planned, built and loaded before the server is ready. Empty: none.",
     )
+    trusted_keys: Path | None = _setting(  # noqa: RUF009
+        None, "path", kinds.path, "Public keys (PEM) of which one must have signed bundles and archives. Empty: none."
+    )
     warm: Path | None = _setting(  # noqa: RUF009
         None, "path", kinds.path, "Journal whose problems are made ready in the same way. Empty: none."
     )

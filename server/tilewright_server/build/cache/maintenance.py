@@ -10,14 +10,16 @@ import tarfile
 import threading
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError
 from tilewright_server.build.cache.artifacts import LOG, META, ArtifactCache, ArtifactMeta
 from tilewright_server.build.cache.files import io_error
+from tilewright_server.protocol.signatures import check_signature
 
 __all__ = [
     "Budget",
@@ -178,19 +180,23 @@ def export_entries(cache: ArtifactCache, archive: Path, keys: Iterable[str] | No
     return count
 
 
-def import_entries(cache: ArtifactCache, archive: Path) -> Imported:
+def import_entries(cache: ArtifactCache, archive: Path, keys: Sequence[Any] = ()) -> Imported:
     """Add the entries of an archive that are whole and not there yet.
 
     What an archive holds is code: import only what you would install. Digests guard against damage, not against a
-    forger. Raises ``InvalidArgumentError`` if the archive is not one of ours; entries before the bad one stay.
+    forger; with ``keys`` one of them must have signed it. Raises ``AccessError`` if none has, ``InvalidArgumentError``
+    if the archive is not one of ours; entries before the bad one stay.
     """
     added: list[str] = []
     present: list[str] = []
     try:
-        with tarfile.open(archive, "r:*") as tar:
-            for key, members in _grouped(tar):
-                meta = _checked(key, members)
-                (added if _publish(cache, meta, members) else present).append(key)
+        with archive.open("rb") as file:
+            if keys:
+                check_signature(archive, file, keys)
+            with tarfile.open(fileobj=file, mode="r:*") as tar:
+                for key, members in _grouped(tar):
+                    meta = _checked(key, members)
+                    (added if _publish(cache, meta, members) else present).append(key)
     except _DAMAGED as error:
         raise _refused("it is no tar archive, or only a part of one", str(error)) from error
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tilewright_kit.contract.bundle import read_bundle_index
 from tilewright_kit.contract.device import DeviceInfo
@@ -17,6 +18,7 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.planning.journal import read_journal
 from tilewright_server.engine.types import Selection
+from tilewright_server.protocol.signatures import check_signature
 
 __all__ = ["WarmProblem", "bundle_problems", "journal_problems", "warm_start"]
 
@@ -42,11 +44,14 @@ def journal_problems(path: Path) -> list[WarmProblem]:
     return [WarmProblem(item.request, item.selection, item.arch) for item in problems]
 
 
-def bundle_problems(path: Path) -> list[WarmProblem]:
-    """Problems of a bundle. Raises what ``read_bundle_index`` raises, and ``InvalidArgumentError`` for an entry without
-    its request.
+def bundle_problems(path: Path, keys: Sequence[Any] = ()) -> list[WarmProblem]:
+    """Problems of a bundle. With ``keys`` one of them must have signed it. Raises what ``read_bundle_index`` and
+    ``check_signature`` raise, and ``InvalidArgumentError`` for an entry without its request.
     """
     found = []
+    if keys and path.exists():
+        with path.open("rb") as file:
+            check_signature(path, file, keys)
     for entry in read_bundle_index(path).entries:
         strategy, kernel, config = (str(entry.details.get(name, "")) for name in ("strategy", "kernel", "config"))
         request = request_from_dict(entry.details.get("request"))

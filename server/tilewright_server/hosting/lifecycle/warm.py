@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.planning.journal import Journal
 from tilewright_server.engine.planning.warm_start import bundle_problems, journal_problems, warm_start
+from tilewright_server.protocol.signatures import read_trusted
 from tilewright_server.settings import Settings
 
 __all__ = ["make_ready", "open_journal"]
@@ -31,7 +32,8 @@ def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -
     """Plan, build and load what the settings name, for as long as that is ``wanted``. Raises what reading the files
     raises.
     """
-    problems = bundle_problems(settings.bundle) if settings.bundle is not None else []
+    keys = read_trusted(settings.trusted_keys) if settings.trusted_keys is not None else ()
+    problems = bundle_problems(settings.bundle, keys) if settings.bundle is not None else []
     problems += journal_problems(settings.warm) if settings.warm is not None else []
     if not problems:
         return

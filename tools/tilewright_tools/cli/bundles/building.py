@@ -15,6 +15,7 @@ from tilewright_kit.commands.parameters import Parameter
 from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.console.options import AsJson, command_of, parameters_of, taken
 from tilewright_tools.cli.console.output import examples, note, print_json, progress
+from tilewright_tools.cli.console.signing import SIGN_HELP, sign_file
 from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def epilog() -> str:
 
 def _options(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    sign: Annotated[Path | None, typer.Option("--sign", help=SIGN_HELP)] = None,
     journal: Annotated[Path | None, typer.Option(help="Problems that `serve --journal` recorded.")] = None,
     dtype: Annotated[str, typer.Option(help="Element types, comma-separated, of shapes that name none.")] = "",
     arch: Annotated[
@@ -97,6 +99,7 @@ def _run(
     shapes: dict[str, str],
     *,
     output: Path,
+    sign: Path | None,
     journal: Path | None,
     dtype: str,
     arch: list[str],
@@ -124,6 +127,8 @@ def _run(
     for item in refused:
         note(f"left out on {item.arch}: {item.label}: {item.error}")
     index = write_bundle(output, plans) if plans else None
+    if index:
+        sign_file(output, sign)
     if as_json:
         print_json(
             {

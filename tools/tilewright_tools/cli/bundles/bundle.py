@@ -11,6 +11,7 @@ from tilewright_tools.cli.bundles import building, running
 from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.console.groups import lazy_group
 from tilewright_tools.cli.console.output import examples, note, out, print_json, table
+from tilewright_tools.cli.console.signing import KEY, check_signer
 
 if TYPE_CHECKING:
     from tilewright_kit.contract.bundle import BundleIndex
@@ -69,17 +70,22 @@ def _record(index: BundleIndex) -> dict[str, object]:
     }
 
 
-@app.command("verify", epilog=examples("tilewright bundle verify model.twb"))
-def verify(file: Path = _FILE) -> None:
-    """Read all of a bundle and check every digest; exit code 1 if it is damaged."""
+@app.command(
+    "verify",
+    epilog=examples("tilewright bundle verify model.twb", "tilewright bundle verify model.twb --key key.pub"),
+)
+def verify(file: Path = _FILE, key: Path | None = KEY) -> None:
+    """Read all of a bundle, check every digest, and who signed it; exit code 1 if it is damaged or not signed so."""
     import tilewright
+    from tilewright_kit.types.errors import AccessError
     from tilewright_tools.cli.console.output import print_error
 
     try:
+        check_signer(file, key)
         with tilewright.load_bundle(file) as bundle:
             bundle.verify()
             count = len(bundle.problems)
-    except tilewright.InvalidArgumentError as error:
+    except (AccessError, tilewright.InvalidArgumentError) as error:
         print_error(error)
         raise typer.Exit(Exit.FAILED) from None
     out().print(f"whole: {count} plans", markup=False)

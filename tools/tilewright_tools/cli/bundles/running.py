@@ -14,6 +14,7 @@ import typer
 from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.console.options import AsJson
 from tilewright_tools.cli.console.output import examples, note, print_json, table
+from tilewright_tools.cli.console.signing import check_signer
 from tilewright_tools.cli.problems.checks import Check, check
 from tilewright_tools.cli.problems.running import poison
 
@@ -43,6 +44,7 @@ def run(
     import tilewright
     from tilewright_kit.contract.bundle import read_bundle_index
 
+    check_signer(file)
     details = {(item.name, item.arch): item.details for item in read_bundle_index(file).entries}
     records: list[dict[str, Any]] = []
     with tilewright.load_bundle(file) as bundle:

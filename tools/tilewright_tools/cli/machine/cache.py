@@ -12,6 +12,7 @@ import typer
 from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.console.options import FullNames
 from tilewright_tools.cli.console.output import examples, note, print_json, table
+from tilewright_tools.cli.console.signing import KEY, SIGN, sign_file, trusted_keys
 
 if TYPE_CHECKING:
     from tilewright_server.build.cache.artifacts import ArtifactCache
@@ -120,9 +121,13 @@ def prune(
     )
 
 
-@app.command("export", epilog=examples("tilewright cache export kernels.tar.gz"))
+@app.command(
+    "export",
+    epilog=examples("tilewright cache export kernels.tar.gz", "tilewright cache export kernels.tar.gz --sign key.pem"),
+)
 def export(
     archive: Path = typer.Argument(help="Tar archive to write; compressed if it ends in .gz or .tgz."),
+    sign: Path | None = SIGN,
     cache_dir: Path | None = _DIR,
 ) -> None:
     """Write all kernels to an archive, for machines of the same kind."""
@@ -130,17 +135,22 @@ def export(
 
     count = maintenance.export_entries(open_cache(cache_dir), archive)
     note(f"{count} kernels written to {archive}")
+    sign_file(archive, sign)
 
 
-@app.command("import", epilog=examples("tilewright cache import kernels.tar.gz"))
+@app.command(
+    "import",
+    epilog=examples("tilewright cache import kernels.tar.gz", "tilewright cache import kernels.tar.gz --key key.pub"),
+)
 def import_(
     archive: Path = typer.Argument(help="An archive that `tilewright cache export` wrote."),
+    key: Path | None = KEY,
     cache_dir: Path | None = _DIR,
 ) -> None:
     """Add the kernels of an archive. They are code: import only what you would install."""
     from tilewright_server.build.cache import maintenance
 
-    result = maintenance.import_entries(open_cache(cache_dir), archive)
+    result = maintenance.import_entries(open_cache(cache_dir), archive, trusted_keys(key))
     note(f"{len(result.added)} kernels added, {len(result.present)} were there already")
 
 
