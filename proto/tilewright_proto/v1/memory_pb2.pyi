@@ -208,6 +208,54 @@ class StatusReply(_message.Message):
     bindings: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, regions: _Optional[_Iterable[_Union[StatusReply.Region, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[StatusReply.Buffer, _Mapping]]] = ..., plans: _Optional[_Iterable[int]] = ..., bindings: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    def __init__(self, session: _Optional[bytes] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("principal", "process", "client_name", "priority", "age_ns", "regions", "region_bytes", "buffers", "buffer_bytes", "plans", "bindings", "attached_connections", "calls_waiting", "calls_running", "own")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    BINDINGS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    CALLS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    principal: str
+    process: str
+    client_name: str
+    priority: str
+    age_ns: int
+    regions: int
+    region_bytes: int
+    buffers: int
+    buffer_bytes: int
+    plans: int
+    bindings: int
+    attached_connections: int
+    calls_waiting: int
+    calls_running: int
+    own: bool
+    def __init__(self, principal: _Optional[str] = ..., process: _Optional[str] = ..., client_name: _Optional[str] = ..., priority: _Optional[str] = ..., age_ns: _Optional[int] = ..., regions: _Optional[int] = ..., region_bytes: _Optional[int] = ..., buffers: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., plans: _Optional[int] = ..., bindings: _Optional[int] = ..., attached_connections: _Optional[int] = ..., calls_waiting: _Optional[int] = ..., calls_running: _Optional[int] = ..., own: bool = ...) -> None: ...
+
+class ListSessionsReply(_message.Message):
+    __slots__ = ("sessions", "total")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionSummary]
+    total: int
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionSummary, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
 class CreateBufferRequest(_message.Message):
     __slots__ = ("session", "bytes", "device", "exportable")
     SESSION_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,11 @@ class MemoryStub(object):
                 request_serializer=tilewright__proto_dot_v1_dot_memory__pb2.StatusRequest.SerializeToString,
                 response_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/tilewright.v1.Memory/ListSessions',
+                request_serializer=tilewright__proto_dot_v1_dot_memory__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.ListSessionsReply.FromString,
+                _registered_method=True)
         self.CreateBuffer = channel.unary_unary(
                 '/tilewright.v1.Memory/CreateBuffer',
                 request_serializer=tilewright__proto_dot_v1_dot_memory__pb2.CreateBufferRequest.SerializeToString,
@@ -115,6 +120,13 @@ class MemoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """What every session holds: for the role `administer`, and over a Unix socket for the server's own user and root.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateBuffer(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -170,6 +182,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.StatusRequest.FromString,
                     response_serializer=tilewright__proto_dot_v1_dot_memory__pb2.StatusReply.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=tilewright__proto_dot_v1_dot_memory__pb2.ListSessionsRequest.FromString,
+                    response_serializer=tilewright__proto_dot_v1_dot_memory__pb2.ListSessionsReply.SerializeToString,
             ),
             'CreateBuffer': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateBuffer,
@@ -306,6 +323,33 @@ class Memory(object):
             '/tilewright.v1.Memory/Status',
             tilewright__proto_dot_v1_dot_memory__pb2.StatusRequest.SerializeToString,
             tilewright__proto_dot_v1_dot_memory__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tilewright.v1.Memory/ListSessions',
+            tilewright__proto_dot_v1_dot_memory__pb2.ListSessionsRequest.SerializeToString,
+            tilewright__proto_dot_v1_dot_memory__pb2.ListSessionsReply.FromString,
             options,
             channel_credentials,
             insecure,

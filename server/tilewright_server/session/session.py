@@ -57,7 +57,7 @@ class Session:
         self.token = token
         self.account = account
         self.client = replace(account.client, session=token)
-        self.client_name = client_name
+        self.client_name, self.opened = client_name, time.monotonic()
         self.local = local
         """True if the client came over a Unix socket: only then memory can be shared."""
         self.epoch = 0

@@ -81,6 +81,11 @@ class Sessions:
         released = [session.wait_released(max(0.0, deadline - time.monotonic())) for session in sessions]
         return all(released)
 
+    def all(self) -> list[Session]:
+        """Those that are open, the oldest first."""
+        with self._lock:
+            return list(self._sessions.values())
+
     def collect_launches(self) -> bool:
         """Count what clients have launched in their own processes; False if none of them can."""
         with self._lock:

@@ -153,6 +153,7 @@ class Client:
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
         ]
+        self.address = address
         self.channel = grpc.insecure_channel(address, options=options)
         self.memory = memory_pb2_grpc.MemoryStub(self.channel)
         self.dispatch = dispatch_pb2_grpc.DispatchStub(self.channel)

@@ -12,7 +12,7 @@ from tilewright_tools.cli.demo import demo
 from tilewright_tools.cli.kernels import kernels
 from tilewright_tools.cli.machine import arch, cache, describe, doctor, plugins
 from tilewright_tools.cli.problems.operations import bench_app, run_app
-from tilewright_tools.cli.service import health, perf, serve, stop, top
+from tilewright_tools.cli.service import health, perf, serve, sessions, stop, top
 
 __all__ = ["app"]
 
@@ -46,6 +46,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(arch.app, name="arch")
 app.command("health", epilog=health.HEALTH_EPILOG)(health.health)
 app.command("status", epilog=health.STATUS_EPILOG)(health.status)
+app.command("sessions", epilog=sessions.EPILOG)(sessions.sessions)
 app.command("top", epilog=top.TOP_EPILOG)(top.top)
 app.command("describe", epilog=describe.EPILOG)(describe.describe)
 app.command("plugins", epilog=plugins.EPILOG)(plugins.plugins)

@@ -101,7 +101,7 @@ class RpcServer:
         names: list[str] = [health.SERVICE_NAME]
         for ours, service_name, module in (
             (DispatchServicer(service), "Dispatch", dispatch_pb2),
-            (MemoryServicer(service, self.leases, opened, gate), "Memory", memory_pb2),
+            (MemoryServicer(service, self.leases, opened, gate, self._threads), "Memory", memory_pb2),
             (KernelsServicer(service), "Kernels", kernels_pb2),
         ):
             descriptor = module.DESCRIPTOR.services_by_name[service_name]

@@ -14,6 +14,7 @@ from tilewright_server.endpoints.rpc.access.credentials import Certificates, fin
 from tilewright_server.endpoints.rpc.access.policy import Grant, Policy, read_policy
 from tilewright_server.endpoints.rpc.access.roles import Role, role_of
 from tilewright_server.engine.client import Client
+from tilewright_server.session.processes import is_known
 
 __all__ = ["Caller", "Gate"]
 
@@ -117,6 +118,22 @@ class Gate:
                 fix="open a session, which proves the user, and have the operator add its uid to the policy",
             )
         self._require(grant, role, method)
+
+    def check_owner(self, client: Client) -> None:
+        """Raise ``AccessError`` for a caller over a Unix socket that others than the server's user reach too, unless
+        it has proved to be that user or root, or the policy says who may do what.
+        """
+        named = self._policy is not None and self._policy.uids
+        if not self._open_socket or named:
+            return
+        if not is_known(client) or client.principal not in ("uid:0", f"uid:{os.geteuid()}"):
+            raise AccessError(
+                "this socket is open to other users, and the call does not prove that it comes from the server's own",
+                field="session",
+                value=client.principal if is_known(client) else "",
+                rule="server_user",
+                fix="name a session that a process of the server's user opened, or have the policy grant `administer`",
+            )
 
     def _grant(self, certificate: Mapping[str, Sequence[bytes]], metadata: Sequence[tuple[str, str | bytes]]) -> Grant:
         policy = self._policy

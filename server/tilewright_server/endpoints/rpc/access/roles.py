@@ -27,6 +27,7 @@ _OTHERS = {
     "tilewright.v1.Kernels/Register": Role.TUNE,
     "tilewright.v1.Kernels/Unregister": Role.TUNE,
     "tilewright.v1.Kernels/Statistics": Role.ADMINISTER,
+    "tilewright.v1.Memory/ListSessions": Role.ADMINISTER,
     "inference.GRPCInferenceService/ModelStatistics": Role.ADMINISTER,
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +13,7 @@ from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError, 
 from tilewright_proto.v1 import memory_pb2 as pb
 from tilewright_server.devices.contract import uses_host_memory
 from tilewright_server.endpoints.messages.regions import exported, region_reply, region_source
+from tilewright_server.endpoints.messages.sessions import session_summary
 from tilewright_server.endpoints.rpc.access.gate import Gate
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Send, call_of, events, lane
@@ -27,6 +30,8 @@ __all__ = ["OPEN_SESSION", "Leases", "MemoryServicer"]
 OPEN_SESSION = "tilewright.v1.Memory/OpenSession"
 
 
+MOST_SESSIONS = 1000
+"""Sessions that one reply tells of."""
 PROCESS_METADATA = "tilewright-process"
 """Says with ``OpenSession`` which process opens it, see ``proved_process``."""
 PRIORITY_METADATA = "tilewright-priority"
@@ -78,7 +83,16 @@ class Leases:
 class MemoryServicer:
     """Sessions, regions and resident buffers."""
 
-    def __init__(self, service: Service, leases: Leases, opened: pb.SessionEvent.Opened, gate: Gate) -> None:
+    def __init__(
+        self,
+        service: Service,
+        leases: Leases,
+        opened: pb.SessionEvent.Opened,
+        gate: Gate,
+        threads: Sequence[Threads] = (),
+    ) -> None:
+        """``threads`` serve calls, and know how many of each session there are."""
+        self._threads = threads
         self._service = service
         self._sessions = service.sessions
         self._leases = leases
@@ -146,6 +160,17 @@ class MemoryServicer:
             plans=plans,
             bindings=[item.id for item in session.bindings()],
         )
+
+    @lane(Lane.REPORT)
+    def list_sessions(self, _: pb.ListSessionsRequest, context: WireCall) -> pb.ListSessionsReply:
+        if context.peer().startswith("unix:"):
+            self._gate.check_owner(context.client)
+        sessions = self._sessions.all()
+        now = time.monotonic()
+        found = [session_summary(item, now, self._threads) for item in sessions[:MOST_SESSIONS]]
+        for item, session in zip(found, sessions, strict=False):
+            item.own = session.token == context.client.session
+        return pb.ListSessionsReply(sessions=found, total=len(sessions))
 
     def create_buffer(self, request: pb.CreateBufferRequest, context: WireCall) -> pb.CreateBufferReply:
         session = self._sessions.get(request.session)

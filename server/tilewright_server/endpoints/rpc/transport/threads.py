@@ -125,6 +125,14 @@ class Threads:
         """Calls that wait for a thread."""
         return self._root.queued
 
+    def of_session(self, client: Client) -> tuple[int, int]:
+        """Calls of the client's session that wait for a thread, and that run."""
+        with self._lock:
+            node: _Node | None = self._root
+            for key in (client.principal, client.process, client.session):
+                node = node.below.get(key) if node is not None else None
+            return (node.queued, node.running) if node is not None else (0, 0)
+
     def submit(self, job: Job, client: Client) -> None:
         """Have ``job`` run. Raises ``ResourceExhaustedError`` if the line is full, ``UnavailableError`` after
         ``close``."""
