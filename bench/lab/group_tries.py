@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates.candidates import conv_candidates, conv_mismatches
 from tilewright_grouped_conv.commands.cases import DIRECTIONS, ConvCase
 from tilewright_grouped_conv.commands.family import CONV
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, DIRECT_PIPELINE, ConvConfig
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates, conv_mismatches
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.loading.loader import PluginManager

@@ -15,12 +15,11 @@ from conv_rule_cases import depthwise
 from nvrtc_programs import compiled
 
 import tilewright_arch
-from tilewright_grouped_conv.applicability.tensors import conv_mismatches
-from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate, header_of
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, ConvConfig
 from tilewright_grouped_conv.footprint.tma_groups import bulk_shared_bytes, bulk_tiles
-from tilewright_grouped_conv.launch.gpu import gpu_stages
+from tilewright_grouped_conv.launch.tma_groups import bulk_stages
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates, conv_mismatches
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Specialization
@@ -90,7 +89,7 @@ def test_kernels_compile_without_spills_and_state_the_shared_memory_that_plans_a
 
 
 def stage_of(asked: ConvProblem, config: ConvConfig) -> Any:
-    (stage,), counters = gpu_stages(asked, config, DEVICE, WorkspaceLayout(), Pointer())
+    (stage,), counters = bulk_stages(asked, config, DEVICE, WorkspaceLayout(), Pointer())
     assert counters == 0
     return stage
 

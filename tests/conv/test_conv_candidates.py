@@ -10,18 +10,22 @@ from conv_requests import backward_data, backward_weight, first, forward, last
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.applicability.gpu import channel_vectors, strict_vectors
-from tilewright_grouped_conv.applicability.tensors import (
-    conv_mismatches,
+from tilewright_grouped_conv.candidates.applicability.gpu import channel_vectors, strict_vectors
+from tilewright_grouped_conv.candidates.applicability.tensors import (
     needed_transforms,
     needs_mapped_rows,
     with_signature,
 )
-from tilewright_grouped_conv.candidates.candidates import MOST_CPU, MOST_GPU, conv_candidates
 from tilewright_grouped_conv.candidates.gpu import splits
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.cost.cost import predict_conv
-from tilewright_grouped_conv.footprint.im2col import is_im2col
+from tilewright_grouped_conv.config.pipelines import IM2COL
+from tilewright_grouped_conv.pipelines.candidates import (
+    MOST_CPU,
+    MOST_GPU,
+    conv_candidates,
+    conv_mismatches,
+    predict_conv,
+)
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.references.samples import conv_samples
@@ -197,7 +201,7 @@ def test_offsets_beyond_32_bits_take_launches_over_images() -> None:
     problem = forward({"x": x, "w": last("fp16", 64, 256, 3, 3)}, padding=1)
     found = conv_candidates(problem, device)
     # The copy engine's strides have 40 bits.
-    assert found and all(config.split_image != is_im2col(config) for config in found)
+    assert found and all(config.split_image != IM2COL.makes(config) for config in found)
     plain = found[-1].replace(split_image=False)
     assert "range" in {item.rule for item in conv_mismatches(problem, plain, device)}
 

@@ -9,9 +9,9 @@ import pytest
 from conv_requests import backward_weight, first, forward, last
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates.candidates import conv_candidates, needed_transforms
+from tilewright_grouped_conv.candidates.applicability.tensors import needed_transforms
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.cost.cost import predict_conv
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates, predict_conv
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem

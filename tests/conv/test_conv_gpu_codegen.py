@@ -12,7 +12,7 @@ import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.codegen import generate, header_of, render_gpu
 from tilewright_grouped_conv.config.config import ConvBackwardDataConfig, ConvBackwardWeightConfig, ConvConfig
-from tilewright_grouped_conv.footprint.im2col import is_im2col
+from tilewright_grouped_conv.config.pipelines import IM2COL
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Specialization
@@ -60,7 +60,7 @@ def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str, direct
         two = config.two_stage or (direction is Direction.BACKWARD_WEIGHT and not config.is_matrix)
         assert unit.language == arch.kind and list(unit.entries) == (["main", "convert"] if two else ["main"])
         assert "$" not in unit.text and "auto" not in unit.text.partition("struct Config")[2]
-        folder = f"tilewright/{'sm90' if is_im2col(config) else 'gpu'}/conv"
+        folder = f"tilewright/{'sm90' if IM2COL.makes(config) else 'gpu'}/conv"
         assert f'#include "{folder}/{header_of(config)}"' in unit.text
         assert (include_dir() / folder / header_of(config)).is_file()
         assert f"TW_CONV_KERNEL({unit.entries['main']}, Config)" in unit.text
@@ -170,7 +170,7 @@ def compiled(parts: list[str]) -> str:
 def test_threads_stages_and_shared_memory_are_what_the_kernels_state(direction: Direction) -> None:
     parts = []
     # Those whose pixels a copy engine gathers are another template's: test_conv_im2col.py.
-    products = [config for config in kernels(direction, HOPPER) if config.is_matrix and not is_im2col(config)]
+    products = [config for config in kernels(direction, HOPPER) if config.is_matrix and not IM2COL.makes(config)]
     for number, config in enumerate(products):
         stages = stages_of(config, HOPPER) if config.pipeline != "compv3" else 1
         expected = (

@@ -16,12 +16,13 @@ from conv_rule_cases import IM2COL, IM2COL_DATA, IM2COL_WEIGHT
 from nvrtc_programs import compiled
 
 import tilewright_arch
-from tilewright_grouped_conv.applicability.tensors import conv_mismatches, with_signature
-from tilewright_grouped_conv.candidates.candidates import conv_candidates
-from tilewright_grouped_conv.candidates.im2col import COLUMN_SHAPES, ROW_SHAPES, im2col_algorithms
+from tilewright_grouped_conv.candidates.applicability.tensors import with_signature
+from tilewright_grouped_conv.candidates.im2col import COLUMN_SHAPES, ROW_SHAPES
 from tilewright_grouped_conv.codegen import generate, header_of
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
-from tilewright_grouped_conv.footprint.im2col import is_im2col, pixel_walk, walk_axis
+from tilewright_grouped_conv.config.pipelines import IM2COL as IM2COL_FORM
+from tilewright_grouped_conv.footprint.im2col import pixel_walk, walk_axis
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates, conv_mismatches
 from tilewright_grouped_conv.plan.plan import plan_conv
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.rules.rulebook import RULES
@@ -234,13 +235,13 @@ def test_what_maps_cannot_hold_is_refused_and_left_to_portable_kernels(problem: 
     base = IM2COL_DATA if problem.direction is Direction.BACKWARD_DATA else IM2COL
     fitted = base.replace(dtype_in=DType.FP16, ndim=problem.ndim, layout=layout_of(problem.ndim))
     assert any(reason in text for text in reasons(problem, fitted)), reasons(problem, fitted)
-    assert not any(is_im2col(config) for config in conv_candidates(problem, DEVICE))
+    assert not any(IM2COL_FORM.makes(config) for config in conv_candidates(problem, DEVICE))
     assert conv_candidates(problem, DEVICE)
 
 
 def test_results_whose_rows_are_not_aligned_are_stored_by_threads() -> None:
     problem = asked(Direction.FORWARD, 9, 9, k=68)
-    offered = [config for config in conv_candidates(problem, DEVICE) if is_im2col(config)]
+    offered = [config for config in conv_candidates(problem, DEVICE) if IM2COL_FORM.makes(config)]
     assert offered and {config.epilogue for config in offered} == {Epilogue.DEFAULT}
     stored = offered[0].replace(epilogue=Epilogue.CSHUFFLE)
     assert [item.rule for item in conv_mismatches(problem, stored, DEVICE)] == ["im2col_store"]
@@ -256,8 +257,8 @@ def test_images_that_share_memory_are_refused() -> None:
 def test_only_hopper_is_offered_them_and_dense_layers_prefer_them() -> None:
     for direction in Direction:
         problem = asked(direction, 64, 64, c=320, k=320)
-        assert list(im2col_algorithms(problem, device_of(AMPERE))) == []
+        assert not any(map(IM2COL_FORM.makes, conv_candidates(problem, device_of(AMPERE))))
         found = conv_candidates(problem, DEVICE)
-        assert sum(map(is_im2col, found)) >= 6 and not is_im2col(found[-1])
-        for config in filter(is_im2col, found):
+        assert sum(map(IM2COL_FORM.makes, found)) >= 6 and not IM2COL_FORM.makes(found[-1])
+        for config in filter(IM2COL_FORM.makes, found):
             assert RULES.check(config, HOPPER) == ()

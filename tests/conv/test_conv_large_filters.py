@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.operands import strides_in
 from tilewright_grouped_conv.problem.parse import parse_conv

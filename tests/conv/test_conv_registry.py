@@ -10,9 +10,9 @@ from conv_requests import backward_data, forward, last
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.applicability.tensors import conv_mismatches
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
+from tilewright_grouped_conv.pipelines.candidates import conv_mismatches
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction

@@ -8,8 +8,8 @@ from conv_runner import ConvRunner
 from conv_truth import check, planned
 
 import tilewright_arch
-from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.launch.gpu import gpu_stages
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.vocabulary import Direction

@@ -9,8 +9,8 @@ from gpu_cases import relative, torch_dtype
 
 import tilewright
 import tilewright_arch
-from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, CONFIGS
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import OperationRequest

@@ -8,9 +8,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
-from tilewright_grouped_conv.config.pipelines import template_of
-from tilewright_grouped_conv.footprint.group_merging import is_bulk
-from tilewright_grouped_conv.footprint.im2col import is_im2col
+from tilewright_grouped_conv.config.pipelines import form_of, template_of
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Scale
 from tilewright_kit.contract.source import SourceUnit
@@ -95,10 +93,8 @@ def header_of(config: ConvConfig) -> str:
     """The header of a kernel's templates, on CPUs and GPUs alike. A unit includes one, so that its compiler reads no
     other kind of kernel.
     """
-    if is_im2col(config):
-        return "conv.hpp"
-    if is_bulk(config):
-        return "merged/bulk.hpp"
+    if header := form_of(config.pipeline).header:
+        return header
     if config.direction is Direction.BACKWARD_WEIGHT and not config.is_matrix:
         return "direct/weight.hpp"
     if config.kind is Kind.DEPTHWISE:
@@ -134,7 +130,7 @@ def _constants(config: ConvConfig) -> dict[str, str]:
         "scale_b": "column" if scaled and not config.channels_first else "none" if scaled else config.scale,
         "direction": _DIRECTIONS[config.direction],
         "kind": config.kind,
-        "persistent": is_im2col(config),
+        "persistent": form_of(config.pipeline).persistent,
         "linear_rows": not config.mapped_rows,
         "pixel_tile": _list(config.pixel_tile),
         "filter": _list(config.fixed_filter),

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
-from tilewright_grouped_conv.applicability.tensors import conv_mismatches
-from tilewright_grouped_conv.candidates.candidates import conv_candidates
 from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.commands.analysis import (
     conv_analysis_request,
@@ -19,10 +17,10 @@ from tilewright_grouped_conv.commands.analysis import (
     conv_share,
 )
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig
-from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
+from tilewright_grouped_conv.pipelines.candidates import conv_candidates, conv_mismatches, predict_conv
 from tilewright_grouped_conv.plan.plan import plan_conv
 from tilewright_grouped_conv.problem.declaration import DECLARATIONS
 from tilewright_grouped_conv.problem.parse import parse_conv

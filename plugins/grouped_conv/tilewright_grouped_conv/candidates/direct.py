@@ -9,10 +9,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from tilewright_grouped_conv.applicability.gpu import VECTOR_BYTES
+from tilewright_grouped_conv.candidates.applicability.gpu import VECTOR_BYTES
 from tilewright_grouped_conv.candidates.shapes import DEPTHWISE_STEPS, depthwise_fields
 from tilewright_grouped_conv.config.config import BULK_PIPELINE, CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
-from tilewright_grouped_conv.config.pipelines import BULK
 from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, fits_lanes
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -66,8 +65,6 @@ def loop_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvCo
     if geometry.groups == 1:
         return
     if device.arch.kind == "cuda" and _may_merge(problem):
-        if BULK.drives(device.arch):
-            yield from _bulk(problem)
         yield from _merged(problem, device)
     if geometry.cg == geometry.kg == 1:
         yield from _depthwise(problem, device)
@@ -211,8 +208,12 @@ def _blocks(problem: ConvProblem, channels: int, waves: int, pixels: Triple) -> 
     )
 
 
-def _bulk(problem: ConvProblem) -> Iterator[ConvConfig]:
-    """Merged groups whose tensors a copy engine moves, in boxes of few columns, of which a unit holds many."""
+def bulk_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:  # noqa: ARG001
+    """Merged groups whose tensors a copy engine moves, in boxes of few columns, of which a unit holds many: with the
+    algorithm set, the signature not.
+    """
+    if problem.geometry.groups == 1 or not _may_merge(problem):
+        return
     channels = problem.geometry.cg
     constants: dict[str, Any] = _compiled_in(problem, phases=False)
     sizes = {problem.dtype_in.bytes, problem.dtype_out.bytes}

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.applicability.gpu import VECTOR_BYTES, channel_vectors, strict_vectors
-from tilewright_grouped_conv.candidates.direct import loop_algorithms
-from tilewright_grouped_conv.candidates.im2col import im2col_algorithms
+from tilewright_grouped_conv.candidates.applicability.gpu import VECTOR_BYTES, channel_vectors, strict_vectors
 from tilewright_grouped_conv.candidates.shapes import gpu_shapes
 from tilewright_grouped_conv.config.config import CONFIGS, ConvConfig, Triple
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
@@ -25,27 +23,13 @@ from tilewright_kit.tiles.cost.units import units_of
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.vocabulary import Epilogue
 
-__all__ = ["gpu_algorithms", "splits"]
+__all__ = ["product_algorithms", "splits"]
 
 _LEAST_STEPS = 4
 """Steps along k below which a slice is not worth its partial tile."""
 _MOST_SLICES, _FEW_SLICES = 64, 16
 _FULL = 0.85
 """Part of the device from which on tiles need not be split."""
-_REACH = 2**31
-
-
-def gpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
-    """Configurations with the algorithm set, the signature not; the most general last."""
-    split_image = _beyond(problem)
-    yield from im2col_algorithms(problem, device)
-    for config in (*loop_algorithms(problem, device), *_products(problem, device)):
-        yield config.replace(split_image=True) if split_image and not config.explicit_gemm else config
-
-
-def _beyond(problem: ConvProblem) -> bool:
-    images = problem.geometry.n
-    return any(view.n * images >= _REACH for view in (problem.image, problem.pixels))
 
 
 def _base(problem: ConvProblem, first: bool = False) -> ConvConfig:
@@ -53,10 +37,8 @@ def _base(problem: ConvProblem, first: bool = False) -> ConvConfig:
     return CONFIGS[problem.direction](dtype_in=problem.dtype_in, layout=layout, ndim=problem.ndim)
 
 
-# ---- products ----
-
-
-def _products(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+def product_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    """Configurations of products with the algorithm set, the signature not; the most general last."""
     arch, base = device.arch, _base(problem)
     weight = problem.direction is Direction.BACKWARD_WEIGHT
     phase = max(problem.phases(False), key=lambda phase: phase.m * phase.n * phase.k)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tilewright_grouped_conv.config.config import CONFIGS, IM2COL_PIPELINE, ConvConfig
-from tilewright_grouped_conv.config.pipelines import IM2COL
 from tilewright_grouped_conv.footprint.im2col import COPY_BYTES, LINE_BYTES, im2col_mismatches, im2col_product
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction, layout_of
@@ -84,7 +83,7 @@ def im2col_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[Conv
     """Configurations with the algorithm set, the signature not."""
     geometry, weights = problem.geometry, problem.direction is Direction.BACKWARD_WEIGHT
     gathered = geometry.kg if problem.direction is Direction.BACKWARD_DATA else geometry.cg
-    if not IM2COL.drives(device.arch) or problem.dtype_in.bytes != 2 or gathered < _LEAST_CHANNELS:
+    if problem.dtype_in.bytes != 2 or gathered < _LEAST_CHANNELS:
         return
     phases = problem.phases(False)
     if len(phases) != 1 or problem.accumulate:

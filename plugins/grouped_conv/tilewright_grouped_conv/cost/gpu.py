@@ -8,13 +8,12 @@ is assumed here, once, and shifts all kernels of a kind alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.applicability.gpu import padded_channels
+from tilewright_grouped_conv.candidates.applicability.gpu import padded_channels
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.cost.im2col import im2col_parts
-from tilewright_grouped_conv.footprint.group_merging import is_bulk
-from tilewright_grouped_conv.footprint.im2col import is_im2col
+from tilewright_grouped_conv.footprint.tma_groups import bulk_tiles
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_workgroups
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -27,7 +26,7 @@ from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes,
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.vocabulary import Epilogue
 
-__all__ = ["predict_gpu_conv"]
+__all__ = ["bulk_parts", "loop_parts", "predict_gpu", "product_parts"]
 
 _LAUNCH_SECONDS = {"cuda": 3.0e-6, "hip": 5.0e-6}
 _COPY_RATE = 1.5e11
@@ -72,28 +71,59 @@ _MOST_WAVES, _ENOUGH_WAVES, _BULK_IDLE = 48, 12, 0.7
 _MOST_RESIDENT = 4
 
 
-def predict_gpu_conv(
-    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, copies: tuple[Transform, ...]
+Parts = Callable[[ConvProblem, ConvConfig, DeviceInfo, list[Phase]], dict[str, float]]
+"""Seconds of what a kernel does in the given phases, by name; among them ``compute`` and ``memory``."""
+
+
+def predict_gpu(
+    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, copies: tuple[Transform, ...], parts_of: Parts
 ) -> Prediction:
     """Seconds of all launches, and what they are made of."""
-    rates = device.arch.throughput
-    memory = (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
     launch = _LAUNCH_SECONDS[device.arch.kind]
     parts = {"launch": launch + _FILL_SECONDS, "copies": sum(launch + copy.nbytes / _COPY_RATE for copy in copies)}
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
-    moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
-    if is_im2col(config):
-        parts |= im2col_parts(problem, config, device)
-    elif config.is_matrix:
-        parts |= _products(problem, config, device, phases)
-        parts["memory"] = moved / memory
-    else:
-        parts |= _loops(problem, config, device, phases)
-        parts["memory"] = moved / (memory * _LOOP_MEMORY[config.num_groups_to_merge > 1])
+    parts |= parts_of(problem, config, device, phases)
     shown = max(parts["compute"], parts.get("l2", 0.0), parts["memory"])
     behind = 0.15 * min(parts["compute"], max(parts.get("l2", 0.0), parts["memory"]))
     other = sum(value for name, value in parts.items() if name not in ("compute", "l2", "memory"))
     return Prediction(shown + behind + other, parts)
+
+
+def product_parts(
+    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]
+) -> dict[str, float]:
+    """Parts of an implicit or pointwise product."""
+    return _products(problem, config, device, phases) | {"memory": _memory(problem, device)}
+
+
+def loop_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
+    """Parts of a kernel without a product."""
+    merged = config.num_groups_to_merge > 1
+    if merged:
+        arch = device.arch
+        shared = loop_shared_bytes(problem.largest, config, arch)
+        resident = max(min(arch.lds_bytes // max(shared, 1), _MOST_WAVES // config.waves), 1)
+        groups = loop_workgroups(problem.largest, config, problem.geometry.n, arch) * max(config.split_k, 1)
+        # Few waves on a unit leave memory idle; tiles that follow one another are copied ahead.
+        ahead = config.pixel_tile[0] > 1 and problem.direction is not Direction.BACKWARD_WEIGHT
+        idle = 1.0 if resident * config.waves >= _ENOUGH_WAVES else 1.25
+        parts = _merged(problem, config, device, phases, groups, idle * (0.9 if ahead else 1.0))
+    else:
+        parts = _loops(problem, config, device, phases)
+    return parts | {"memory": _memory(problem, device, _LOOP_MEMORY[merged])}
+
+
+def bulk_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
+    """Parts of merged groups whose tensors a copy engine moves, which needs no waves."""
+    groups = math.prod(bulk_tiles(problem.largest, config, problem.geometry.n)) * max(config.split_k, 1)
+    parts = _merged(problem, config, device, phases, groups, _BULK_IDLE)
+    return parts | {"memory": _memory(problem, device, _LOOP_MEMORY[True])}
+
+
+def _memory(problem: ConvProblem, device: DeviceInfo, share: float = 1.0) -> float:
+    """Seconds of all operands at a share of what kernels reach of memory's rate."""
+    rate = (device.arch.throughput.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+    return sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands) / (rate * share)
 
 
 def _products(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
@@ -195,8 +225,6 @@ def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases:
     clock = clock_of(arch)
     units = units_of(device)
     products = sum(phase.batch * phase.m * phase.n * phase.k for phase in phases)
-    if config.num_groups_to_merge > 1:
-        return _merged(problem, config, arch, products, units, clock)
     unrolled = 1.0 if any(config.filter) else 1.8
     pixels = max(math.prod(config.pixel_tile), 1) if any(config.pixel_tile) else 4
     # Every tap's weights are read once for all pixels of a step, every pixel once for all taps where these are fixed.
@@ -213,27 +241,21 @@ def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases:
 
 
 def _merged(
-    problem: ConvProblem, config: ConvConfig, arch: ArchSpec, products: int, units: int, clock: float
+    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase], groups: int, idle: float
 ) -> dict[str, float]:
     """Blocks of eight channels (of weights, pairs of them): what instructions multiply besides is zero, as it is beyond
     the edges of images. Tiles read the edge that they share with their neighbours, and the fewer columns they have, the
-    more of it.
+    more of it. Of ``groups`` workgroups memory is idle for a time ``idle``, and for longer where units have none.
     """
-    geometry, (_, rows, run) = problem.geometry, config.pixel_tile
+    arch, geometry, (_, rows, run) = device.arch, problem.geometry, config.pixel_tile
+    clock, units = clock_of(arch), units_of(device)
+    products = sum(phase.batch * phase.m * phase.n * phase.k for phase in phases)
     block = _MERGED_BLOCK * (2 if problem.direction is Direction.BACKWARD_WEIGHT else 1)
     wasted = max(block / max(geometry.cg, 1), 1.0)
     for axis, size in ((1, rows or 8), (2, run or 8)):
         extent = max(problem.largest.axes[axis].rows, 1)
         wasted *= ceil_div(extent, size) * size / extent
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _MERGED_SHARE
-    shared = loop_shared_bytes(problem.largest, config, arch)
-    resident = max(min(arch.lds_bytes // max(shared, 1), _MOST_WAVES // config.waves), 1)
-    groups = loop_workgroups(problem.largest, config, geometry.n, arch) * max(config.split_k, 1)
-    # Few waves on a unit, or units without any, leave memory idle; tiles that follow one another are copied ahead. A
-    # copy engine needs no waves.
-    ahead = config.pixel_tile[0] > 1 and problem.direction is not Direction.BACKWARD_WEIGHT
-    idle = 1.0 if resident * config.waves >= _ENOUGH_WAVES else 1.25
-    idle = _BULK_IDLE if is_bulk(config) else idle * (0.9 if ahead else 1.0)
     idle *= max(1.0, units / max(groups, 1))
     spans = [
         ((size - 1) * stride + (taps - 1) * dilation + 1) / (size * stride)

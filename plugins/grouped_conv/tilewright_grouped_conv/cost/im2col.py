@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.footprint.im2col import im2col_product, im2col_slices
+from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.tiles.cost.units import clock_of, units_of
@@ -35,7 +36,7 @@ _PARTS_BYTES_PER_SECOND = 2.8e12
 _MEMORY_SHARE = 0.67
 
 
-def im2col_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> dict[str, float]:
+def im2col_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
     """Seconds of the launch, of what a unit computes, of parts that are joined, and of memory."""
     arch, (m, n, k) = device.arch, config.tile
     clock, units, size = clock_of(arch), units_of(device), size_of(config.a)
@@ -44,7 +45,6 @@ def im2col_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -
         "launch": _LAUNCH_SECONDS + _FILL_CYCLES / clock,
         "memory": moved / ((arch.throughput.memory_bytes_per_second or 1e12) * _MEMORY_SHARE),
     }
-    phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     cycles = join = 0.0
     for phase in phases:
         product = im2col_product(problem, phase, config)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config.config import BULK_PIPELINE, ConvConfig
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.config.pipelines import BULK
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.config.rules import Violation
@@ -23,7 +24,6 @@ __all__ = [
     "axis_shape",
     "fits_lanes",
     "in_lanes",
-    "is_bulk",
     "is_merged",
     "merged_shape",
     "merged_shared_bytes",
@@ -50,16 +50,11 @@ def is_merged(config: ConvConfig) -> bool:
     return config.num_groups_to_merge > 1 and not config.is_matrix
 
 
-def is_bulk(config: ConvConfig) -> bool:
-    """Tell if a copy engine moves the tensors (``tilewright/gpu/conv/merged/bulk.hpp``, figures in ``tma_groups``)."""
-    return config.pipeline == BULK_PIPELINE
-
-
 def in_lanes(config: ConvConfig) -> bool:
     """True if merged groups, forward or backward data, multiply taps in pairs, and results leave as what
     one or two lanes have (``tilewright/gpu/conv/merged/lanes.hpp``); else ``merged_conv.hpp`` has the kernel.
     """
-    shuffles = config.epilogue is Epilogue.CSHUFFLE and not is_bulk(config)
+    shuffles = config.epilogue is Epilogue.CSHUFFLE and not BULK.makes(config)
     return is_merged(config) and shuffles and not _is_weight(config)
 
 
@@ -89,7 +84,7 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
             ("filter, stride and dilation are compiled in", any(min(sizes) < 1 for sizes in constants)),
             (
                 "waves share whole blocks of channels",
-                not is_bulk(config) and config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
+                not BULK.makes(config) and config.channel_tile % (BLOCK_CHANNELS * max(config.waves, 1)) != 0,
             ),
             ("a tile of channels holds whole groups", bool(_channels(config) % max(MERGED_PRODUCT // merged, 1))),
             ("blocks are read and written whole", config.vector_sizes[0] != BLOCK_CHANNELS),
@@ -107,7 +102,7 @@ def merged_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     ]
     if not reasons and in_lanes(config) and _taps(config) > (most := _most_lane_taps(config)):
         reasons = [f"taps in pairs are {most} at most"]
-    if is_bulk(config) and not reasons:
+    if BULK.makes(config) and not reasons:
         return
     if not reasons and merged_shared_bytes(config) > arch.lds_bytes:
         reasons = [f"the pixels of a tile take {merged_shared_bytes(config)} bytes of {arch.lds_bytes}"]

@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright_grouped_conv.config.config import IM2COL_PIPELINE, ConvConfig
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.config.pipelines import IM2COL
 from tilewright_grouped_conv.problem.implicit_gemm import Axis, Phase
 from tilewright_grouped_conv.problem.layout import FilterView, ImageView, collapses
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -26,7 +27,6 @@ __all__ = [
     "im2col_mismatches",
     "im2col_product",
     "im2col_slices",
-    "is_im2col",
     "pixel_walk",
     "row_stride",
     "walk_axis",
@@ -34,7 +34,7 @@ __all__ = [
 
 LINE_BYTES = 128
 """Size of a tile's row in shared memory: the channels that one copy takes of a pixel."""
-COPY_BYTES = 16
+COPY_BYTES = IM2COL.copy_bytes
 """Number of bytes that addresses and strides of a copy engine's tensors are multiples of."""
 _CORNERS = {1: (-(2**15), 2**15 - 1), 2: (-(2**7), 2**7 - 1), 3: (-(2**4), 2**4 - 1)}
 """Limits of a walk's corners by the number of spatial axes."""
@@ -44,11 +44,6 @@ _LONGEST_STEP = 8
 _LONGEST_STRIDE = 2**37
 """Elements: the engine's strides have 40 bits of bytes."""
 _REACH = 2**31
-
-
-def is_im2col(config: ConvConfig) -> bool:
-    """Tell if producer waves of the kernel gather pixels through im2col maps."""
-    return config.pipeline == IM2COL_PIPELINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +101,6 @@ def _gathered_channels(problem: ConvProblem) -> int:
 
 def im2col_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
     """Why the copy engine cannot gather the problem's pixels, or the kernel not write its result."""
-    if not is_im2col(config):
-        return
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     reasons = [*_one_product(phases), *_groups(problem, config)]
     if not reasons:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.config.pipelines import BULK
 from tilewright_grouped_conv.footprint.group_merging import (
     MERGED_PRODUCT,
     PAIR_CHANNELS,
     axis_shape,
-    is_bulk,
     is_merged,
 )
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
@@ -44,7 +44,7 @@ def bulk_shape(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """A copy engine moves the tensors of merged groups: forward, or backward data without a stride, with results of 16
     bits, in boxes of a few channels of many pixels.
     """
-    if not is_bulk(config) or config.is_matrix:
+    if not BULK.makes(config) or config.is_matrix:
         return
     reasons = [
         text

@@ -10,8 +10,7 @@ import math
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.footprint.group_merging import is_bulk, is_merged, merged_shared_bytes, merged_workgroups
-from tilewright_grouped_conv.footprint.tma_groups import bulk_shared_bytes, bulk_tiles
+from tilewright_grouped_conv.footprint.group_merging import is_merged, merged_shared_bytes, merged_workgroups
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.types.dtypes import DType
@@ -37,8 +36,6 @@ def loop_slices(phase: Phase, config: ConvConfig) -> int:
 
 def loop_workgroups(phase: Phase, config: ConvConfig, images: int, arch: ArchSpec) -> int:
     """Workgroups of a product's phase (of the gradient of the weights: for one slice)."""
-    if is_bulk(config):
-        return math.prod(bulk_tiles(phase, config, images))
     if is_merged(config):
         return merged_workgroups(phase, config, images)
     lanes = _lanes(config)
@@ -58,7 +55,7 @@ def loop_workgroups(phase: Phase, config: ConvConfig, images: int, arch: ArchSpe
 def loop_shared_bytes(phase: Phase, config: ConvConfig, arch: ArchSpec) -> int:
     """Shared memory of one workgroup: the weights of a tile in fp32, or the sums of all threads."""
     if is_merged(config):
-        return bulk_shared_bytes(config) if is_bulk(config) else merged_shared_bytes(config)
+        return merged_shared_bytes(config)
     if config.direction is Direction.BACKWARD_WEIGHT:
         return loop_threads(config, arch) * max(config.vector_sizes[:2]) * _SUM_BYTES
     taps = max(phase.taps, 1)

@@ -10,14 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.footprint.group_merging import is_bulk
-from tilewright_grouped_conv.footprint.im2col import is_im2col
-from tilewright_grouped_conv.footprint.tma_groups import bulk_grid
+from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
-from tilewright_grouped_conv.launch.im2col import im2col_stages
 from tilewright_grouped_conv.launch.kernel_args import operand_rows, problem_row
-from tilewright_grouped_conv.launch.tma_groups import bulk_row
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.layout import ImageView
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -38,7 +33,7 @@ from tilewright_kit.contract.plan import (
 from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes, threads_of
 
-__all__ = ["CONVERT_THREADS", "convert_lanes", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
+__all__ = ["CONVERT_THREADS", "Launch", "convert_lanes", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
 
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
@@ -52,18 +47,24 @@ _REACH = 2**31
 
 
 def gpu_stages(
-    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, layout: WorkspaceLayout, acc: Pointer
+    problem: ConvProblem,
+    config: ConvConfig,
+    device: DeviceInfo,
+    layout: WorkspaceLayout,
+    acc: Pointer,
+    kind: type[Launch] | None = None,
 ) -> tuple[list[Stage], int]:
-    """The stages of a convolution, and the bytes of its counters."""
-    if is_im2col(config):
-        return im2col_stages(problem, config, device, layout)
+    """The stages of a convolution, whose launches are of this ``kind`` (``Launch``, if None), and the bytes of its
+    counters.
+    """
+    make = kind or Launch
     stages: list[Stage] = []
     counters = nbytes = 0
-    launches: list[_Launch] = []
+    launches: list[Launch] = []
     for part, moved in image_ranges(problem, config, acc):
         phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
         some = [phases[first : first + MOST_TASKS] for first in range(0, len(phases), MOST_TASKS)]
-        launches.extend(_Launch(part, config, items, device, moved) for items in some)
+        launches.extend(make(part, config, items, device, moved) for items in some)
     for launch in launches:
         nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
     # Launches follow one another, so they share what they leave behind.
@@ -73,7 +74,7 @@ def gpu_stages(
     return stages, counters
 
 
-class _Launch:
+class Launch:
     """One launch of the kernel (and, with two stages, of what adds its slices)."""
 
     def __init__(
@@ -81,7 +82,7 @@ class _Launch:
     ) -> None:
         self.problem, self.config, self.phases, self.device, self.acc = problem, config, phases, device, acc
         self.arch = device.arch
-        self.tiles = sum(self._tiles(phase) for phase in phases)
+        self.tiles = sum(self.workgroups(phase) for phase in phases)
         self.split = max((_slices(phase, config) for phase in phases), default=1)
         # Without a product the gradient of the weights always has its sums added by a second kernel.
         self.converts = config.direction is Direction.BACKWARD_WEIGHT and (config.two_stage or not config.is_matrix)
@@ -92,11 +93,25 @@ class _Launch:
         elif config.split_k > 1 and config.is_matrix:
             self.workspace, self.counters = self.tiles * self.split * area, self.tiles * _COUNTER_BYTES
 
-    def _tiles(self, phase: Phase) -> int:
+    def workgroups(self, phase: Phase) -> int:
         """Workgroups of a phase, for one slice."""
         if self.config.is_matrix:
             return tiles_of(phase, self.config)
         return loop_workgroups(phase, self.config, self.problem.geometry.n, self.arch)
+
+    def grid(self) -> Triple:
+        """Workgroups of all phases and slices."""
+        return self.tiles * self.split, 1, 1
+
+    def shared_bytes(self) -> int:
+        """Shared memory of a workgroup."""
+        if self.config.is_matrix:
+            return shared_bytes(self.config, self.arch)
+        return max(loop_shared_bytes(phase, self.config, self.arch) for phase in self.phases)
+
+    def copies(self, phase: Phase) -> tuple[Struct, ...]:  # noqa: ARG002
+        """The head of a phase's ``ConvTask``, which a copy engine needs; none without one."""
+        return ()
 
     def stages(self, scratch: Pointer) -> Iterator[Stage]:
         config, arch = self.config, self.arch
@@ -113,15 +128,8 @@ class _Launch:
             I64(0),
         )
         args = Struct(head if grouped else (*head, *tasks))
-        if config.is_matrix:
-            threads, shared = threads_of(config, arch), shared_bytes(config, arch)
-        else:
-            threads = loop_threads(config, arch)
-            shared = max(loop_shared_bytes(phase, config, arch) for phase in self.phases)
-        grid = (self.tiles * self.split, 1, 1)
-        if is_bulk(config):
-            grid = bulk_grid(self.phases[0], config, self.problem.geometry.n, self.device)
-        geometry = Geometry(grid=grid, block=(threads, 1, 1), shared_bytes=shared)
+        threads = threads_of(config, arch) if config.is_matrix else loop_threads(config, arch)
+        geometry = Geometry(grid=self.grid(), block=(threads, 1, 1), shared_bytes=self.shared_bytes())
         yield Stage("main", config, "main", args, geometry)
         if self.converts:
             elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
@@ -142,9 +150,8 @@ class _Launch:
         for phase in self.phases:
             loops = not self.config.is_matrix
             row = problem_row(self.problem, self.config, phase, Pointer(), self.acc, image_first=loops)
-            bulk = (bulk_row(self.problem, phase, self.config),) if is_bulk(self.config) else ()
-            yield Struct((*bulk, row, I64(first), *operand_rows(self.problem, self.config)))
-            first += self._tiles(phase)
+            yield Struct((*self.copies(phase), row, I64(first), *operand_rows(self.problem, self.config)))
+            first += self.workgroups(phase)
 
 
 def convert_lanes(config: ConvConfig, arch: ArchSpec) -> int:

@@ -53,9 +53,13 @@ _NO_MAP = TensorMap("", 0, "int8", (), (), ())
 
 
 def im2col_stages(
-    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, layout: WorkspaceLayout
+    problem: ConvProblem,
+    config: ConvConfig,
+    device: DeviceInfo,
+    layout: WorkspaceLayout,
+    acc: Pointer,  # noqa: ARG001
 ) -> tuple[list[Stage], int]:
-    """The stage of a convolution, and the bytes of its counters."""
+    """The stage of a convolution, which adds to nothing, and the bytes of its counters."""
     copies = device.arch.bulk_copy
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     if not phases or copies is None:

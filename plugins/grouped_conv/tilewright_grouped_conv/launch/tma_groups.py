@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
 
-from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig
-from tilewright_grouped_conv.footprint.group_merging import is_bulk
-from tilewright_grouped_conv.footprint.tma_groups import MOST_BLOCKS, bulk_box, bulk_pixels, bulk_tiles
+from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.footprint.tma_groups import (
+    MOST_BLOCKS,
+    bulk_box,
+    bulk_grid,
+    bulk_pixels,
+    bulk_shared_bytes,
+    bulk_tiles,
+)
 from tilewright_grouped_conv.launch.fast_divmod import divisor_row
+from tilewright_grouped_conv.launch.gpu import Launch, gpu_stages
 from tilewright_grouped_conv.launch.kernel_args import gathered, row_view, spatial_sizes
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.layout import ImageView
@@ -17,13 +26,11 @@ from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.plan import I64, Arg, Pointer, Struct, TensorMap
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["bulk_mismatches", "bulk_row"]
+__all__ = ["bulk_mismatches", "bulk_row", "bulk_stages"]
 
 
 def bulk_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
     """Tensors that cannot be described to a copy engine, and launches of too many workgroups."""
-    if not is_bulk(config):
-        return
     for view in (gathered(problem), row_view(problem)):
         sizes = (*spatial_sizes(problem, view)[::-1], problem.geometry.n)
         steps = (*view.spatial[::-1], view.n)
@@ -37,6 +44,26 @@ def bulk_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violat
             reason = f"{tiles} tiles are more than {MOST_BLOCKS} workgroups"
             fix = {"pixel_tile": (2, *config.pixel_tile[1:])}
             yield Violation("bulk_grid", "pixel_tile", config.pixel_tile, reason, fix)
+
+
+class _BulkLaunch(Launch):
+    """A launch whose workgroups are blocks of channels, and share the tiles of pixels."""
+
+    def workgroups(self, phase: Phase) -> int:
+        return math.prod(bulk_tiles(phase, self.config, self.problem.geometry.n))
+
+    def grid(self) -> Triple:
+        return bulk_grid(self.phases[0], self.config, self.problem.geometry.n, self.device)
+
+    def shared_bytes(self) -> int:
+        return bulk_shared_bytes(self.config)
+
+    def copies(self, phase: Phase) -> tuple[Struct, ...]:
+        return (bulk_row(self.problem, phase, self.config),)
+
+
+bulk_stages = partial(gpu_stages, kind=_BulkLaunch)
+"""The stages of a convolution, and the bytes of its counters: see ``gpu_stages``."""
 
 
 def bulk_row(problem: ConvProblem, phase: Phase, config: ConvConfig) -> Struct:

@@ -1,19 +1,19 @@
 """From problem and kernel to stages: copies that the kernel needs, the kernel itself, copies of what it made.
 
 The argument block of a CPU kernel is ``tw_conv_args`` of ``tilewright/core/args/conv.h``, field for field; a test
-compares the two. The stages of a GPU are in ``launch.gpu``.
+compares the two. The stages of a GPU are in ``launch``; ``pipelines.records`` says which.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilewright_grouped_conv.candidates.candidates import needed_transforms
+from tilewright_grouped_conv.candidates.applicability.tensors import needed_transforms
 from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.config.pipelines import form_of
 from tilewright_grouped_conv.footprint.cpu import padded_k, workspace_bytes
-from tilewright_grouped_conv.footprint.im2col import COPY_BYTES, is_im2col
-from tilewright_grouped_conv.launch.gpu import gpu_stages
 from tilewright_grouped_conv.launch.kernel_args import problem_row
+from tilewright_grouped_conv.pipelines.records import pipeline_of
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.strided_copy.copies import Transform, copied, lowered_problem
@@ -66,10 +66,11 @@ def plan_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> E
     if not problem.is_empty:
         for transform in needed_transforms(problem, config, device):
             _copy(draft, problem, transform, device)
-        if device.arch.kind == "cpu":
+        stages = pipeline_of(config, device.arch.kind).stages
+        if stages is None:
             _cpu(draft, config, device)
         else:
-            draft.main, draft.counter_bytes = gpu_stages(draft.problem, config, device, draft.layout, draft.acc)
+            draft.main, draft.counter_bytes = stages(draft.problem, config, device, draft.layout, draft.acc)
     return ExecutionPlan(
         operation=problem.operation,
         arch=device.arch.id,
@@ -140,7 +141,8 @@ def _in_place(problem: ConvProblem) -> list[list[str]]:
 def _alignments(problem: ConvProblem, config: ConvConfig) -> dict[str, int]:
     """Bytes of which every operand's address must be a multiple."""
     copied: set[str] = set()
-    if is_im2col(config):
+    copy_bytes = form_of(config.pipeline).copy_bytes
+    if copy_bytes:
         result = "" if config.epilogue is Epilogue.CSHUFFLE else _RESULTS[problem.direction]
         copied = {problem.image.operand, problem.filter.operand, problem.pixels.operand} - {result}
-    return {item.name: COPY_BYTES if item.name in copied else DType(item.desc.dtype).bytes for item in problem.operands}
+    return {item.name: copy_bytes if item.name in copied else DType(item.desc.dtype).bytes for item in problem.operands}

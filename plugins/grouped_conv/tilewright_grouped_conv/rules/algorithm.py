@@ -9,9 +9,9 @@ from functools import wraps
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, IM2COL_PIPELINE, ConvConfig, Triple
-from tilewright_grouped_conv.config.pipelines import offered_pipelines
-from tilewright_grouped_conv.footprint.group_merging import in_lanes, is_bulk, is_merged
+from tilewright_grouped_conv.config.config import DIRECT_PIPELINE, ConvConfig, Triple
+from tilewright_grouped_conv.config.pipelines import form_of, offered_pipelines
+from tilewright_grouped_conv.footprint.group_merging import in_lanes, is_merged
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Specialization, layout_of
 from tilewright_kit.config.rules import KindRule, Violation
 from tilewright_kit.requests.products import MAX_SPLIT_K
@@ -66,9 +66,10 @@ def direct_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """
     if config.is_matrix:
         return
-    shuffles = (in_lanes(config) or is_bulk(config)) and arch.kind == "cuda"
+    shuffled = form_of(config.pipeline).shuffled
+    shuffles = (in_lanes(config) or shuffled) and arch.kind == "cuda"
     wanted: dict[str, Any] = {
-        "pipeline": config.pipeline if is_bulk(config) else DIRECT_PIPELINE,
+        "pipeline": config.pipeline if shuffled else DIRECT_PIPELINE,
         "scheduler": "default",
         "epilogue": Epilogue.CSHUFFLE if shuffles else Epilogue.DEFAULT,
         "tile": _ONE,
@@ -186,7 +187,7 @@ def double_buffer(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def wave_groups(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Wave groups alternate in the pingpong schedule alone (``im2col_consumers``)."""
-    if config.num_wave_groups != 1 and config.pipeline != IM2COL_PIPELINE:
+    if config.num_wave_groups != 1 and not form_of(config.pipeline).wave_groups:
         reason = f"no wave groups of pipeline {config.pipeline} alternate"
         yield Violation("wave_groups", "num_wave_groups", config.num_wave_groups, reason, {"num_wave_groups": 1})
 

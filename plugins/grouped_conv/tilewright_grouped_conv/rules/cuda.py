@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
+from tilewright_grouped_conv.config.pipelines import form_of
 from tilewright_grouped_conv.footprint.group_merging import is_merged, merged_shape
-from tilewright_grouped_conv.footprint.im2col import is_im2col
 from tilewright_grouped_conv.footprint.tma_groups import bulk_shape
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.config.rules import Violation
@@ -80,7 +80,7 @@ def line_chunks(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Lines of the gathered tile (along k; of the weights' gradient along n) are cut into chunks of 16 bytes, of which
     a thread keeps to one place: their number is a power of two that divides the threads.
     """
-    if config.kind is not Kind.IMPLICIT or is_im2col(config) or not _sizes_known(config, arch):
+    if config.kind is not Kind.IMPLICIT or not form_of(config.pipeline).line_chunks or not _sizes_known(config, arch):
         return
     axes = (2,) if config.direction is not Direction.BACKWARD_WEIGHT else (1, 2)
     threads, size = threads_of(config, arch), size_of(config.b if config.image_is_b else config.a)

@@ -12,7 +12,8 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.footprint.im2col import COPY_BYTES, LINE_BYTES, is_im2col
+from tilewright_grouped_conv.config.pipelines import IM2COL
+from tilewright_grouped_conv.footprint.im2col import COPY_BYTES, LINE_BYTES
 from tilewright_grouped_conv.vocabulary import Direction, Specialization
 from tilewright_kit.config.rules import Violation, rule_of
 from tilewright_kit.tiles.footprint.workgroup import consumers, is_specialised, size_of
@@ -30,7 +31,7 @@ _PORTABLE: dict[str, object] = {"pipeline": "compv4", "scheduler": "intrawave", 
 
 def _concerns(config: ConvConfig, arch: ArchSpec) -> bool:
     """True if this is such a kernel, of sizes that can be looked at."""
-    return is_im2col(config) and is_specialised(config, arch) and is_positive(config)
+    return IM2COL.makes(config) and is_specialised(config, arch) and is_positive(config)
 
 
 @rule_of("cuda")

@@ -1,57 +1,39 @@
-"""Candidates for a problem on any kind of device."""
+"""Candidates of a CPU for a problem, before the rules and the cost model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright_grouped_conv.applicability.tensors import conv_mismatches, needed_transforms, with_signature
-from tilewright_grouped_conv.candidates.gpu import gpu_algorithms
 from tilewright_grouped_conv.config.config import CONFIGS, DIRECT_PIPELINE, ConvConfig, Triple
-from tilewright_grouped_conv.cost.cost import predict_conv
 from tilewright_grouped_conv.footprint.cpu import weight_split
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.problem import ConvProblem
-from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Specialization, layout_of
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Candidates
-from tilewright_kit.selection.candidates import Verdicts, shortlist, teams_for
+from tilewright_kit.selection.candidates import teams_for
 from tilewright_kit.tiles.choices import cpu_tiles, cpu_warp_tiles, table_key
 from tilewright_kit.types.vocabulary import Epilogue
 
-__all__ = ["conv_candidates", "conv_mismatches", "needed_transforms", "with_signature"]
+__all__ = ["cpu_loop_algorithms", "cpu_product_algorithms"]
 
-MOST_CPU, MOST_GPU = 12, 32
 _FEW_CHANNELS, _FEW_SUMMED, _FIRST_CHANNELS = 32, 32, 4
 """Channels of a group (where pixels are summed: the second), and of an image that has no groups, up to which kernels
 without a product are considered.
 """
 _ONE: Triple = (1, 1, 1)
-_verdicts = Verdicts(RULES)
 
 
-def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> Candidates[ConvConfig]:
-    """Valid kernels for the problem, the preferred first, the most general last."""
-    cpu = device.arch.kind == "cpu"
-    algorithms = _cpu_algorithms(problem, device) if cpu else gpu_algorithms(problem, device)
-    found = list(dict.fromkeys(with_signature(problem, algorithm, device) for algorithm in algorithms))
-    kept = [
-        config for config in found if _verdicts.allows(config, device) and not conv_mismatches(problem, config, device)
-    ]
-    most = MOST_CPU if cpu else MOST_GPU
-    return shortlist(kept, most, lambda config: predict_conv(problem, config, device))
-
-
-# ---- CPU ----
-
-
-def _cpu_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
-    teams = teams_for(problem, device)
+def cpu_loop_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    """Kernels without a product, with the algorithm set, the signature not."""
     for first in (True, False) if problem.order is not Order.LAST else (False,):
-        for team in teams:
+        for team in teams_for(problem, device):
             yield from _cpu_loops(problem, first, team)
+
+
+def cpu_product_algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
+    """Products with the algorithm set, the signature not; the most general last."""
     for first in _cpu_orders(problem):
-        for team in teams:
+        for team in teams_for(problem, device):
             yield from _cpu_products(problem, device, first, team)
 
 

@@ -7,16 +7,22 @@ import math
 from collections.abc import Iterator
 
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
-from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, is_bulk, stages_weights
-from tilewright_grouped_conv.footprint.im2col import im2col_mismatches, is_im2col
-from tilewright_grouped_conv.launch.tma_groups import bulk_mismatches
+from tilewright_grouped_conv.config.pipelines import form_of
+from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, stages_weights
 from tilewright_grouped_conv.problem.layout import FilterOrder, FilterView, ImageView, Order, collapses
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.strided_copy.copies import Transform, transform_of
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.config.rules import Violation
 
-__all__ = ["channel_vectors", "gpu_mismatches", "gpu_transforms", "padded_channels", "strict_vectors"]
+__all__ = [
+    "channel_vectors",
+    "gpu_mismatches",
+    "gpu_transforms",
+    "padded_channels",
+    "range_mismatches",
+    "strict_vectors",
+]
 
 VECTOR_BYTES = 16
 _REACH = 2**31
@@ -131,7 +137,7 @@ def _wrong_filter(problem: ConvProblem, config: ConvConfig, vector: int) -> str:
     geometry, view = problem.geometry, problem.filter
     if geometry.cg > 1 and view.c != 1:
         return "its channels do not lie side by side"
-    flat = problem.direction is not Direction.BACKWARD_DATA or is_im2col(config)
+    flat = problem.direction is not Direction.BACKWARD_DATA or form_of(config.pipeline).flat_filter
     if flat and not _is_flat(view, geometry.filter, geometry.cg):
         return "taps and channels do not lie in one run"
     if not _aligned(problem, view, vector):
@@ -198,7 +204,7 @@ def _wrong_of_loops(problem: ConvProblem, config: ConvConfig) -> Iterator[tuple[
         yield problem.filter.operand, reason
     if merged and result and not _in_vectors(problem, config):
         yield problem.filter.operand, "the weights of a tap do not lie side by side, in pairs or vectors"
-    elif is_bulk(config) and not _is_packed(problem):
+    elif form_of(config.pipeline).packed_filter and not _is_packed(problem):
         yield problem.filter.operand, "there are gaps between the weights"
     for item in problem.d:
         if collapses(item, geometry.output, geometry.n) is None:
@@ -236,18 +242,16 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
     if config.channels_first and config.kind is not Kind.DEPTHWISE:
         reason = "only depthwise kernels of GPUs read channels-first images"
         yield Violation("layout", "layout", config.layout, reason)
-    yield from bulk_mismatches(problem, config)
-    yield from im2col_mismatches(problem, config)
-    yield from _ranges(problem, config)
 
 
-def _ranges(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
+def range_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
+    """Tensors that are too long for a GPU's kernel."""
     geometry = problem.geometry
     views = (
         (problem.image, geometry.input, geometry.cg),
         (problem.pixels, geometry.output, geometry.kg),
     )
-    for view, sizes, channels in () if is_im2col(config) else views:
+    for view, sizes, channels in () if form_of(config.pipeline).wide_offsets else views:
         one = _span(view, (1, geometry.groups, channels, *sizes))
         if one >= _REACH or (one + view.n * max(geometry.n - 1, 0) >= _REACH and not config.split_image):
             reason = f"offsets of 32 bits do not reach all of {view.operand}"

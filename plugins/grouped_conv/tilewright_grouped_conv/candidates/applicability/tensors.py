@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tilewright_grouped_conv.applicability.gpu import gpu_mismatches, gpu_transforms
+from tilewright_grouped_conv.candidates.applicability.gpu import gpu_mismatches, gpu_transforms
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.problem.layout import ImageView, Order, collapses
 from tilewright_grouped_conv.problem.problem import ConvProblem
@@ -20,7 +20,13 @@ from tilewright_kit.selection.applicability import (
     unpadded_sizes,
 )
 
-__all__ = ["conv_mismatches", "needed_transforms", "needs_mapped_rows", "with_signature"]
+__all__ = [
+    "common_mismatches",
+    "needed_transforms",
+    "needs_mapped_rows",
+    "signature_mismatches",
+    "with_signature",
+]
 
 
 # ---- how tensors must lie ----
@@ -118,15 +124,9 @@ def with_signature(problem: ConvProblem, config: ConvConfig, device: DeviceInfo)
     return fitted if mapped == fitted.mapped_rows else fitted.replace(mapped_rows=mapped)
 
 
-def conv_mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> tuple[Violation, ...]:
-    """Why this kernel cannot compute this problem on this device, even with copies; empty if it can."""
-    return tuple(_mismatches(problem, config, device))
-
-
-def _mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Iterator[Violation]:
-    yield from _signature(problem, config)
-    if config.ndim != problem.ndim:
-        return
+def common_mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Iterator[Violation]:
+    """Why a kernel of any pipeline, for a problem's number of axes, cannot compute it on this device, even with
+    copies."""
     mapped = needs_mapped_rows(problem, config, device)
     if mapped and not config.mapped_rows:
         reason = "pixels of the result lie at several distances"
@@ -140,7 +140,8 @@ def _mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) ->
         yield from gpu_mismatches(problem, config)
 
 
-def _signature(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
+def signature_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
+    """Fields of a kernel that say other than the problem what is computed."""
     wanted: dict[str, tuple[object, object]] = {
         "dtype_in": (config.dtype_in, problem.dtype_in),
         "dtype_wei": (config.other_dtype, problem.dtype_wei.value),

@@ -1,13 +1,12 @@
-"""A deterministic analytic estimate of a plan's device time, good enough to rank kernels."""
+"""A deterministic analytic estimate of a plan's time on a CPU, good enough to rank kernels."""
 
 from __future__ import annotations
 
-from tilewright_grouped_conv.applicability.tensors import needed_transforms
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.cost.gpu import predict_gpu_conv
 from tilewright_grouped_conv.footprint.cpu import padded_k
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
+from tilewright_grouped_conv.strided_copy.copies import Transform
 from tilewright_grouped_conv.strided_copy.plan import transform_seconds
 from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.contract.device import DeviceInfo
@@ -28,7 +27,7 @@ from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import lanes
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["predict_conv"]
+__all__ = ["predict_cpu"]
 
 _GATHER_SECONDS_PER_GROUP = 1.0 / 1.0e10
 """Copying one 32-bit group of an image whose pixels do not lie at one distance, before it is packed."""
@@ -62,11 +61,10 @@ _SPREAD = {False: 0.75, True: 0.45}
 _PAIRED = frozenset({DType.BF16, DType.INT8, DType.FP8, DType.BF8})
 
 
-def predict_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:
+def predict_cpu(
+    problem: ConvProblem, config: ConvConfig, device: DeviceInfo, copies: tuple[Transform, ...]
+) -> Prediction:
     """Seconds of all stages, and what they are made of."""
-    copies = needed_transforms(problem, config, device)
-    if device.arch.kind != "cpu":
-        return predict_gpu_conv(problem, config, device, copies)
     parts = {"copies": sum(transform_seconds(copy.nbytes, device) for copy in copies)}
     for phase in problem.phases(config.channels_first):
         if phase.m and phase.n and phase.batch:
