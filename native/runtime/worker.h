@@ -86,6 +86,20 @@ enum {
  * without sleeping, where packets follow each other as closely. */
 TW_API int32_t tw_lane_serve(tw_lane* lane, int32_t connection, uint64_t spin_ns, tw_packet* packet);
 
+/* Boosted regression trees as arrays over all nodes. A leaf has the feature -1 and a value; other nodes go left where
+ * the row's feature is at most the threshold. Children come after their parents. */
+typedef struct tw_trees {
+  const int32_t* feature;
+  const float* threshold;
+  const int32_t* left;
+  const int32_t* right;
+  const float* value;
+  const int32_t* root; /* of each tree */
+  int64_t count;       /* trees */
+} tw_trees;
+/* Sums of the trees for `count` rows of `width` features. Nothing is checked: the caller has read the model. */
+TW_API void tw_trees_sum(const tw_trees* trees, const float* rows, int64_t count, int64_t width, double* sums);
+
 #ifdef __cplusplus
 }
 #endif

@@ -19,6 +19,7 @@ from tilewright_gemm.pipelines.generator import FIELD_NAMES, select_set
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS, PACK_B_SETS, SPACES
 from tilewright_gemm.pipelines.pack_b import pack_b_candidates, pack_b_mismatches, pack_b_refusal
 from tilewright_gemm.pipelines.rulebook import RULES
+from tilewright_gemm.pipelines.search import GemmSearch
 from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
 from tilewright_gemm.problem.declaration import GEMM, PACK_B
 from tilewright_gemm.problem.pack_b import parse_pack_b
@@ -36,7 +37,7 @@ __all__ = ["GemmOperation", "PackBOperation", "tilewright_operations"]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-class GemmOperation:
+class GemmOperation(GemmSearch):
     """C = epilogue(alpha * A x B)."""
 
     name = "gemm"

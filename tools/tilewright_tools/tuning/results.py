@@ -46,13 +46,21 @@ class Result:
     """``ok``, ``skipped`` or one of ``FAILED``."""
     reason: str = ""
     place: int = 0
-    """By the operation's model; 1 is its favourite."""
+    """By the operation's model; 1 is its favourite, in an oracle the server's choice."""
     median_ns: float = 0.0
     p10_ns: float = 0.0
     p90_ns: float = 0.0
     samples: int = 0
     cut: bool = False
     """Given up early, since it was clearly slower than the best so far."""
+    draws: str = ""
+    """Oracles: medians of the interleaved draws in nanoseconds, as a JSON list."""
+    again_ns: float = 0.0
+    """Oracles: a second timing, which decided nothing; 0 if there was none."""
+    peer_ns: float = 0.0
+    """Oracles: time of another library for the problem; 0 if none was asked, or it has none."""
+    clock_mhz: int = 0
+    """Oracles: the units' clock after the problem's last kernel; 0 if it is not known."""
     error: float | None = None
     build_ms: float = 0.0
     flops: int = 0
@@ -124,8 +132,8 @@ class Result:
 
 
 _OBJECTS = frozenset({"config", "sizes", "conditions"})
-_WHOLE = frozenset({"place", "samples", "flops", "bytes_moved"})
-_REAL = frozenset({"median_ns", "p10_ns", "p90_ns", "error", "build_ms", "ideal_ns"})
+_WHOLE = frozenset({"place", "samples", "clock_mhz", "flops", "bytes_moved"})
+_REAL = frozenset({"median_ns", "again_ns", "peer_ns", "p10_ns", "p90_ns", "error", "build_ms", "ideal_ns"})
 
 
 def _typed(value: Any, name: str) -> Any:

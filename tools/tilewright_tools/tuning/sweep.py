@@ -30,7 +30,7 @@ from tilewright_tools.tuning.measure.timing import HEAT, TimingOptions
 from tilewright_tools.tuning.problems.configs import choose_configs, cross
 from tilewright_tools.tuning.results import Result, Stamp
 
-__all__ = ["Event", "PeerTime", "Sweep", "SweepOptions"]
+__all__ = ["Event", "Job", "PeerTime", "Sweep", "SweepOptions", "Task"]
 
 PREPARE_S = 600.0
 """How long the operands of a problem and their reference may take."""
@@ -89,7 +89,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class _Task:
+class Task:
     """One problem of the sweep."""
 
     case: Case
@@ -111,8 +111,8 @@ class _Task:
 
 
 @dataclass(slots=True)
-class _Job:
-    task: _Task
+class Job:
+    task: Task
     config: KernelConfig
     place: int
     builds: list[Build] = field(default_factory=list)
@@ -150,7 +150,7 @@ class Sweep:
         """
         self._listen = listen or self._listen
         tasks = self._tasks(cases, known or {})
-        current: _Task | None = None
+        current: Task | None = None
         for job in self._built_ahead(tasks):
             if job.task is not current:
                 if current is not None:
@@ -174,43 +174,48 @@ class Sweep:
 
     # ---- what is to be done ----
 
-    def _tasks(self, cases: Sequence[Case], known: Mapping[Case, Sequence[Result]]) -> Iterator[_Task]:
+    def _tasks(self, cases: Sequence[Case], known: Mapping[Case, Sequence[Result]]) -> Iterator[Task]:
         options = self.options
         for place, case in enumerate(cases):
             request = case.request()
             operation = self._engine.operations[request.operation]
             problem = operation.parse(request)
-            chosen = choose_configs(
-                operation, problem, self.device, options.configs, pattern=options.pattern, limit=options.limit
-            )
+            chosen = self._configs(operation, problem)
             old = [item for item in known.get(case, ()) if item.status != "skipped"]
             names = {item.kernel for item in old}
             seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
-            yield _Task(case, place, problem, [item for item in chosen if item.name not in names], old, seed=seed)
+            yield Task(case, place, problem, [item for item in chosen if item.name not in names], old, seed=seed)
 
-    def _built_ahead(self, tasks: Iterable[_Task]) -> Iterator[_Job]:
+    def _configs(self, operation: Operation[Any, Any], problem: Problem) -> list[KernelConfig]:
+        """Kernels to measure on a problem, in the order in which they are tried."""
+        options = self.options
+        return choose_configs(
+            operation, problem, self.device, options.configs, pattern=options.pattern, limit=options.limit
+        )
+
+    def _built_ahead(self, tasks: Iterable[Task]) -> Iterator[Job]:
         """Jobs in order, with the builds of the next ones under way. Not on a CPU: they would slow each other."""
         if self.device.kind == "cpu":
             for task in tasks:
                 yield from self._built(task)
             return
-        window: deque[_Job] = deque()
+        window: deque[Job] = deque()
         for task in tasks:
             for place, config in enumerate(task.configs, 1):
-                window.append(self._submitted(_Job(task, config, place)))
+                window.append(self._submitted(Job(task, config, place)))
                 if len(window) > self._ahead:
                     yield window.popleft()
         while window:
             yield window.popleft()
 
-    def _built(self, task: _Task) -> list[_Job]:
-        jobs = [self._submitted(_Job(task, config, place)) for place, config in enumerate(task.configs, 1)]
+    def _built(self, task: Task) -> list[Job]:
+        jobs = [self._submitted(Job(task, config, place)) for place, config in enumerate(task.configs, 1)]
         for build in (build for job in jobs for build in job.builds):
             with suppress(TilewrightError):  # told when the kernel's turn comes
                 build.wait(Call())
         return jobs
 
-    def _submitted(self, job: _Job) -> _Job:
+    def _submitted(self, job: Job) -> Job:
         if job.task.failed or self._is_over(job.task):
             return job
         arch = self.device.arch
@@ -224,16 +229,16 @@ class Sweep:
             job.error = error
         return job
 
-    def _operation(self, task: _Task) -> Operation[Any, Any]:
+    def _operation(self, task: Task) -> Operation[Any, Any]:
         return self._engine.operations[task.problem.operation]
 
-    def _is_over(self, task: _Task) -> bool:
+    def _is_over(self, task: Task) -> bool:
         seconds = self.options.seconds
         return bool(seconds and task.begun and time.monotonic() - task.begun > seconds)
 
     # ---- one kernel ----
 
-    def _heat(self, job: _Job) -> Result:
+    def _heat(self, job: Job) -> Result:
         task = job.task
         if task.failed:
             return self._result(job, "skipped", task.failed)
@@ -250,7 +255,7 @@ class Sweep:
         samples = max(HEAT, self.options.timing.repeat // 4)
         return self._measured(job, samples, check=self.options.check, limit_ns=self.options.cut_off * task.best_ns)
 
-    def _measured(self, job: _Job, samples: int, *, check: bool, limit_ns: float) -> Result:
+    def _measured(self, job: Job, samples: int, *, check: bool, limit_ns: float) -> Result:
         request = {
             "do": "measure",
             "operation": job.config.operation,
@@ -272,7 +277,7 @@ class Sweep:
             return self._result(job, "wrong", wrong, error=reply["error_norm"])
         return self._result(job, "ok", error=reply["error_norm"], **reply["timing"])
 
-    def _prepare(self, task: _Task) -> bool:
+    def _prepare(self, task: Task) -> bool:
         """Have the operands on the device, in the worker that runs now; False if that is not possible."""
         self._worker.start()
         state = (self._worker.starts, task.case)
@@ -298,7 +303,7 @@ class Sweep:
         self._prepared = state
         return True
 
-    def _result(self, job: _Job, status: str, reason: str = "", **found: Any) -> Result:
+    def _result(self, job: Job, status: str, reason: str = "", **found: Any) -> Result:
         task, arch = job.task, self.device.arch
         point = point_of(task.problem)
         return Result(
@@ -321,7 +326,7 @@ class Sweep:
             **found,
         )
 
-    def _stamp(self, task: _Task) -> Stamp:
+    def _stamp(self, task: Task) -> Stamp:
         timing = self.options.timing
         conditions = {
             "init": timing.init,
@@ -336,7 +341,7 @@ class Sweep:
 
     # ---- the final ----
 
-    def _explore(self, task: _Task) -> Iterator[Result]:
+    def _explore(self, task: Task) -> Iterator[Result]:
         """Kernels that nobody declared, bred from the fastest."""
         for _ in range(self.options.explore):
             good = sorted((item.median_ns, config.name, config) for config, item in task.results.items()
@@ -344,16 +349,23 @@ class Sweep:
             parents, before = [config for _, _, config in good[:_PARENTS]], task.best_ns
             operation = self._operation(task)
             fresh = cross(operation, task.problem, self.device, parents, task.results.keys(), _CHILDREN)
-            jobs = [self._submitted(_Job(task, config, 0)) for config in fresh]
+            jobs = [self._submitted(Job(task, config, 0)) for config in fresh]
             for job in jobs:
                 result = task.results[job.config] = self._heat(job)
                 yield result
             if not jobs or task.best_ns > _PROGRESS * before:
                 return
 
-    def _finish(self, task: _Task, total: int) -> Iterator[Result]:
+    def _finish(self, task: Task, total: int) -> Iterator[Result]:
         """Look further, time the fastest again, and the peer."""
         yield from self._explore(task)
+        yield from self._final(task, total)
+        peer = self._peer(task)
+        count = len(task.configs)
+        self._tell(Event("peer", task.case, task.place + 1, total, count, count, peer=peer))
+
+    def _final(self, task: Task, total: int) -> Iterator[Result]:
+        """The fastest once more, with all samples."""
         good = [(config, item) for config, item in task.results.items() if item.status == "ok"]
         good.sort(key=lambda entry: (entry[1].median_ns, entry[1].kernel))
         finalists = good[: self.options.finalists]
@@ -361,7 +373,7 @@ class Sweep:
         # Who was alone in the heat, or had all samples there, needs no final.
         if len(good) > 1 and repeat > HEAT:
             for done, (config, old) in enumerate(finalists, 1):
-                job = _Job(task, config, old.place, toolchain=old.toolchain)
+                job = Job(task, config, old.place, toolchain=old.toolchain)
                 again = self._measured(job, repeat, check=False, limit_ns=0.0)
                 if again.status != "ok":
                     again = again.replace(reason=f"{again.reason} (when it was timed again)")
@@ -369,11 +381,8 @@ class Sweep:
                 task.results[config] = result
                 yield result
                 self._tell(Event("final", task.case, task.place, total, done, len(finalists), result))
-        peer = self._peer(task)
-        count = len(task.configs)
-        self._tell(Event("peer", task.case, task.place + 1, total, count, count, peer=peer))
 
-    def _peer(self, task: _Task) -> PeerTime | None:
+    def _peer(self, task: Task) -> PeerTime | None:
         name = self.options.peer
         if not name or task.failed:
             return None
@@ -389,7 +398,7 @@ class Sweep:
         return PeerTime(task.case, name, timing["median_ns"] if timing else 0.0, reply["note"])
 
 
-def _ideal_ns(task: _Task, device: DeviceInfo) -> float:
+def _ideal_ns(task: Task, device: DeviceInfo) -> float:
     """The time that peak arithmetic and peak memory rates allow; 0 if neither is known."""
     rates, problem = device.arch.throughput, task.problem
     peak = rates.peak_flops(DTYPES[task.case.dtype][0], units=device.units if device.kind == "cpu" else 0)

@@ -22,19 +22,36 @@ from tilewright_kit.tiles.cost.units import clock_of, units_of
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes, size_of, stages_of, threads_of
 from tilewright_kit.types.arithmetic import ceil_div
 
-__all__ = ["ALONE", "SHARED_BYTES_PER_CYCLE", "STEP_CYCLES", "MainLoop", "predict_cuda", "predict_portable"]
+__all__ = [
+    "ALONE",
+    "FILL_SECONDS",
+    "L2_BYTES_PER_CYCLE",
+    "L2_SHARE",
+    "LAUNCH_SECONDS",
+    "LOAD_SECONDS",
+    "MEMORY_BYTES_PER_CYCLE",
+    "MEMORY_SHARE",
+    "SHARED_BYTES_PER_CYCLE",
+    "STEP_CYCLES",
+    "MainLoop",
+    "epilogue_cycles",
+    "join_seconds",
+    "predict_cuda",
+    "predict_portable",
+    "resident_of",
+]
 
-_LAUNCH_SECONDS = 3.0e-6
-_FILL_SECONDS = 1.3e-6
+LAUNCH_SECONDS = 3.0e-6
+FILL_SECONDS = 1.3e-6
 """Seconds from a workgroup's start until its first operands have arrived."""
-_LOAD_SECONDS = 0.9e-6
+LOAD_SECONDS = 0.9e-6
 """Seconds from asking for operands to having them: what is under way meanwhile bounds a unit's bandwidth."""
 SHARED_BYTES_PER_CYCLE = 128.0
-_L2_BYTES_PER_CYCLE = 64.0
+L2_BYTES_PER_CYCLE = 64.0
 """Bytes per cycle of one unit."""
-_MEMORY_BYTES_PER_CYCLE = 26.0
+MEMORY_BYTES_PER_CYCLE = 26.0
 """Bytes per cycle of one unit, however much it has asked for: memory is fast only if most units read."""
-_MEMORY_SHARE, _L2_SHARE = 0.9, 0.7
+MEMORY_SHARE, L2_SHARE = 0.9, 0.7
 """Parts of the stated rates that kernels reach."""
 _STORE_CYCLES = 0.045
 """Cycles of an epilogue, per element of the tile."""
@@ -77,8 +94,8 @@ def predict_cuda(problem: GemmProblem, config: GemmConfig, device: DeviceInfo, l
     clock, units, shapes = clock_of(arch), units_of(device), shapes_of(problem)
     slices, steps = slices_of(config, shapes)
     step = loop.step_cycles(config, arch) * (loop.unaligned if is_unaligned(problem) else 1.0)
-    resident = 1 if config.persistent else _resident(config, arch)
-    epilogue = _epilogue_cycles(config, loop.storing_threads(config, arch))
+    resident = 1 if config.persistent else resident_of(config, arch)
+    epilogue = epilogue_cycles(config, loop.storing_threads(config, arch))
     busiest = busiest_of(config, slices, units * resident)
     if config.reduction is not Reduction.NONE:
         # Every workgroup has the same share of all steps, and about one tile more to finish.
@@ -92,21 +109,22 @@ def predict_cuda(problem: GemmProblem, config: GemmConfig, device: DeviceInfo, l
     compute = main / clock
     ending = ends * epilogue / clock
     l2, memory = _loads(problem, config, device, shapes, min(slices, units))
-    join = _join_seconds(config, clock)
-    seconds = _LAUNCH_SECONDS + _FILL_SECONDS + max(compute + ending, l2, memory) + join
+    join = join_seconds(config, clock)
+    seconds = LAUNCH_SECONDS + FILL_SECONDS + max(compute + ending, l2, memory) + join
     seconds += 0.15 * min(compute, max(l2, memory))  # what overlaps in theory competes in practice
-    parts = {"launch": _LAUNCH_SECONDS, "fill": _FILL_SECONDS, "compute": compute, "epilogue": ending}
+    parts = {"launch": LAUNCH_SECONDS, "fill": FILL_SECONDS, "compute": compute, "epilogue": ending}
     return Prediction(seconds, parts | {"l2": l2, "memory": memory, "join": join})
 
 
-def _resident(config: GemmConfig, arch: ArchSpec) -> int:
+def resident_of(config: GemmConfig, arch: ArchSpec) -> int:
     """Workgroups that one unit holds at a time."""
     shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
     registers = arch.register_file // (threads_of(config, arch) * 128)
     return max(min(shared, registers, 2), 1)
 
 
-def _epilogue_cycles(config: GemmConfig, threads: float) -> float:
+def epilogue_cycles(config: GemmConfig, threads: float) -> float:
+    """Cycles of the end of a tile, whose results so many threads store."""
     elements = config.tile[0] * config.tile[1]
     operands = 1.0 + 0.3 * config.num_d_tensors + (0.1 if config.bias else 0.0)
     slow = 1.0 if config.epilogue is Epilogue.CSHUFFLE else _UNSTAGED
@@ -133,18 +151,18 @@ def _loads(
         near += (a + b) * size * count
         far += ((m + n) * k * size + m * n * problem.dtype_c.bytes) * count
     flight = stages_of(config, arch) * (config.tile[0] + config.tile[1]) * config.tile[2] * size
-    per_unit = min(_L2_BYTES_PER_CYCLE * clock, flight / _LOAD_SECONDS)
-    l2 = near / max(min(per_unit * active, (rates.l2_bytes_per_second or 1e13) * _L2_SHARE), 1.0)
+    per_unit = min(L2_BYTES_PER_CYCLE * clock, flight / LOAD_SECONDS)
+    l2 = near / max(min(per_unit * active, (rates.l2_bytes_per_second or 1e13) * L2_SHARE), 1.0)
     reach = min(
-        min(per_unit, _MEMORY_BYTES_PER_CYCLE * clock) * active, (rates.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+        min(per_unit, MEMORY_BYTES_PER_CYCLE * clock) * active, (rates.memory_bytes_per_second or 1e12) * MEMORY_SHARE
     )
     return l2, far / max(reach, 1.0)
 
 
-def _join_seconds(config: GemmConfig, clock: float) -> float:
+def join_seconds(config: GemmConfig, clock: float) -> float:
     """Partial tiles written, and read by whoever comes last."""
     nbytes = config.tile[0] * config.tile[1] * 4.0
-    rate = 0.6 * _L2_BYTES_PER_CYCLE * clock
+    rate = 0.6 * L2_BYTES_PER_CYCLE * clock
     if config.reduction is not Reduction.NONE:
         return _JOIN_SECONDS + 4.0 * nbytes / rate
     if config.cluster[2] > 1:

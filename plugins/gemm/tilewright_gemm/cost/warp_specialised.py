@@ -11,7 +11,7 @@ from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.footprint.workgroup import consumers
 from tilewright_kit.tiles.tables import SIDE
 
-__all__ = ["predict_warp_specialised"]
+__all__ = ["predict_warp_specialised", "step_cycles", "storing_threads"]
 
 _OVERHEAD = 1.06
 """Factor of a step: instructions wait for each other."""
@@ -24,7 +24,8 @@ def predict_warp_specialised(problem: GemmProblem, config: GemmConfig, device: D
     return predict_cuda(problem, config, device, _LOOP)
 
 
-def _step(config: GemmConfig, arch: ArchSpec) -> float:
+def step_cycles(config: GemmConfig, arch: ArchSpec) -> float:
+    """Cycles of one stage of one tile."""
     m, n, k = config.tile
     multiply = 2.0 * m * n * k / arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)
     width = config.warp_tile[0] if config.transpose_c else config.warp_tile[1]
@@ -35,9 +36,10 @@ def _step(config: GemmConfig, arch: ArchSpec) -> float:
     return max(multiply * promoted, read) * alone * _OVERHEAD + STEP_CYCLES
 
 
-def _storing_threads(config: GemmConfig, arch: ArchSpec) -> float:
+def storing_threads(config: GemmConfig, arch: ArchSpec) -> float:
+    """Threads of a workgroup that store results."""
     instruction = arch.instruction(config.table_key, config.warp_tile)
     return float(instruction.wave_threads if instruction else arch.wave_size) * max(consumers(config), 2)
 
 
-_LOOP = MainLoop(_step, _storing_threads, unaligned=1.0)
+_LOOP = MainLoop(step_cycles, storing_threads, unaligned=1.0)

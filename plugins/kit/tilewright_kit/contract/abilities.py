@@ -34,6 +34,7 @@ __all__ = [
     "RejectsDevices",
     "Resizes",
     "SamplesInputs",
+    "Searchable",
     "Tunable",
     "WorkShare",
 ]
@@ -93,6 +94,46 @@ class Declared(Protocol):
     """Declares its operands and attributes, for clients that ask and for the reference page."""
 
     declaration: Declaration
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """Has a wide space of kernels, which oracles time and learned models choose from.
+
+    Kernels stand in tables of numbers, one array for each trait, so that all of them are judged at a time. Trainer and
+    planner take features from the same method. Methods are deterministic and thread-safe.
+    """
+
+    feature_names: Sequence[str]
+    """Names of the features in their order; a model is used only with the names that it was trained with."""
+
+    def search_class(self, problem: Any, device: DeviceInfo) -> str:
+        """Name of the kind of problem whose kernels are the same but for their signature; empty: no wide space."""
+        ...
+
+    def search_space(self, problem: Any, device: DeviceInfo) -> Sequence[Any]:
+        """Every valid configuration of the class, without fused steps, in a fixed order. It takes seconds."""
+        ...
+
+    def search_has(self, config: Any, device: DeviceInfo) -> bool:
+        """True if a configuration, of the space or not, has the traits that tables hold."""
+        ...
+
+    def search_table(self, configs: Sequence[Any], device: DeviceInfo) -> Mapping[str, Array]:
+        """Traits of configurations as arrays of equal lengths."""
+        ...
+
+    def search_times(self, problem: Any, table: Mapping[str, Array], device: DeviceInfo) -> Array:
+        """Analytical seconds of every row; infinite for kernels that cannot win on the problem."""
+        ...
+
+    def search_features(self, problem: Any, table: Mapping[str, Array], device: DeviceInfo) -> Array:
+        """Features of every row as float32, one column for each of ``feature_names``."""
+        ...
+
+    def search_config(self, problem: Any, table: Mapping[str, Array], row: int) -> Any:
+        """The configuration of a row, with the problem's signature; rules and problem have still to allow it."""
+        ...
 
 
 @runtime_checkable

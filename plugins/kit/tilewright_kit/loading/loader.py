@@ -105,6 +105,11 @@ class PluginManager:
         """Files of measurements that plugins bring, each once, in the order in which they were loaded."""
         return tuple(dict.fromkeys(path for plugin in self.loaded for path in plugin.measurements))
 
+    @property
+    def models(self) -> tuple[Path, ...]:
+        """Files of learned models: those in the folder ``measured`` beside a plugin's module."""
+        return tuple(path for plugin in self._objects.values() for path in _beside(plugin, "*.npz"))
+
     # Loading
 
     def load_entry_points(self, found: Iterable[EntryPoint] | None = None) -> None:
@@ -185,7 +190,7 @@ class PluginManager:
         _refuse_duplicates("prefix of kernel names", first_words, [*map(_first_words, self.operations.values())])
         _refuse_duplicates("device kind", [item.kind for item in devices], self.devices)
         _refuse_duplicates("strategy", [item.name for item in strategies], self.strategies)
-        return operations, devices, strategies, (*_beside(plugin), *measurements)
+        return operations, devices, strategies, (*_beside(plugin, "*.jsonl"), *measurements)
 
     # Life cycle
 
@@ -260,11 +265,11 @@ def _name_and_version(distribution: Distribution) -> tuple[str, str]:
     return found["Name"], found["Version"]
 
 
-def _beside(plugin: object) -> tuple[Path, ...]:
-    """The files of measurements in the folder ``measured`` beside a module."""
+def _beside(plugin: object, pattern: str) -> tuple[Path, ...]:
+    """The files of a kind in the folder ``measured`` beside a module."""
     file = getattr(plugin, "__file__", None)
     folder = Path(file).parent / "measured" if isinstance(file, str) else None
-    return tuple(sorted(folder.glob("*.jsonl"))) if folder is not None and folder.is_dir() else ()
+    return tuple(sorted(folder.glob(pattern))) if folder is not None and folder.is_dir() else ()
 
 
 def _version_of(plugin: object) -> str:

@@ -1,5 +1,5 @@
 """Choosing by measurements: the fastest kernel where the very problem was measured, else what was fast on problems
-near it.
+near it; where there is a learned model of the very kind of device, its proposals stand in for the latter.
 
 Near means near in the logarithms of the sizes. Not a kernel's time carries over from one problem to another but
 its efficiency (the time of the fastest kernel there over its own), and of that what the operation's own model did not
@@ -22,6 +22,7 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation, Prediction
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.candidates import Verdicts
+from tilewright_kit.selection.learned import LearnedModels
 from tilewright_kit.selection.measurements import Measurement, MeasurementSource, class_of, point_of
 from tilewright_kit.selection.neighbours import Near, Shape, index_of, nearest
 from tilewright_kit.selection.strategies import Heuristic, Ranked, ordered
@@ -49,8 +50,9 @@ class Measured:
 
     name = "measured"
 
-    def __init__(self, sources: Sequence[MeasurementSource] = ()) -> None:
+    def __init__(self, sources: Sequence[MeasurementSource] = (), models: LearnedModels | None = None) -> None:
         self._sources = tuple(sources)
+        self._models = models or LearnedModels()
         self._heuristic = Heuristic()
         self._known: dict[tuple[str, str], tuple[object, dict[str, list[Shape]]]] = {}
         self._verdicts: dict[str, Verdicts[KernelConfig]] = {}
@@ -62,27 +64,52 @@ class Measured:
         return tuple(source.generation() for source in self._sources)
 
     def has(self, operation: Operation[Any, Any], device: DeviceInfo) -> bool:
-        """True if anything of the operation was measured on the device's arch."""
-        return bool(self._shapes(operation, device))
+        """True if anything of the operation was measured on the device's arch, or a model learned."""
+        return self._models.has(operation, device) or bool(self._shapes(operation, device))
+
+    def propose(self, operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> list[Ranked]:
+        """The kernels of the very problem's measurements, then those of the learned model; empty without one, where
+        candidates have to be ranked.
+        """
+        modelled = self._models.propose(operation, problem, device)
+        if not modelled:
+            return []
+        point = point_of(problem)
+        shapes = self._shapes(operation, device).get(class_of(point.signature), ())
+        rows = next((item for item in shapes if item.point == point and item.device == device.name), None)
+        known = {} if rows is None else self._pool(operation, problem, (), device).carry(rows)
+        if not _is_evidence(known, modelled):
+            return modelled
+        placed = [_as_measured(config, row) for config, row in ordered(known.items(), _median, _name)]
+        return [*placed, *(item for item in modelled if item.config not in known)]
+
+    def _pool(
+        self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
+    ) -> _Pool:
+        verdicts = self._verdicts.get(operation.name) or self._verdicts.setdefault(
+            operation.name, Verdicts(operation.rules)
+        )
+        return _Pool(operation, problem, candidates, device, verdicts)
 
     def rank(
         self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
     ) -> Sequence[Ranked]:
         modelled = self._heuristic.rank(operation, problem, candidates, device)
+        proposed = self.propose(operation, problem, device)
+        if proposed:
+            taken = {item.config for item in proposed}
+            return [*proposed, *(item for item in modelled if item.config not in taken)]
         point = point_of(problem)
         near = nearest(self._shapes(operation, device).get(class_of(point.signature), ()), point, device)
         if not near:
             return modelled
-        verdicts = self._verdicts.get(operation.name) or self._verdicts.setdefault(
-            operation.name, Verdicts(operation.rules)
-        )
-        pool = _Pool(operation, problem, candidates, device, verdicts)
+        pool = self._pool(operation, problem, candidates, device)
         carried = [(item, pool.carry(item.shape)) for item in near]
         # Kernels that measurements added were not predicted yet.
         modelled = [*modelled, *self._heuristic.rank(operation, problem, pool.added, device)]
         known = next((rows for item, rows in carried if item.distance == 0.0), {})
-        if len(known) < _KEPT and not (len(known) > 1 and modelled[0].config in known):
-            known = {}  # somebody tried a kernel or two; that says little of the others
+        if not _is_evidence(known, modelled):
+            known = {}
         placed = [_as_measured(config, row) for config, row in ordered(known.items(), _median, _name)]
         rest = [item for item in modelled if item.config not in known]
         return [*placed, *_Blend(operation, problem, carried, device).rank(rest)]
@@ -110,11 +137,20 @@ class Auto:
         self._measured = measured
         self._heuristic = Heuristic()
 
+    def propose(self, operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> list[Ranked]:
+        """As ``Measured.propose``."""
+        return self._measured.propose(operation, problem, device)
+
     def rank(
         self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
     ) -> Sequence[Ranked]:
         chosen = self._measured if self._measured.has(operation, device) else self._heuristic
         return chosen.rank(operation, problem, candidates, device)
+
+
+def _is_evidence(known: Mapping[KernelConfig, Measurement], modelled: Sequence[Ranked]) -> bool:
+    """True if measurements of the very problem decide: one or two kernels that somebody tried say little of others."""
+    return len(known) >= _KEPT or (len(known) > 1 and modelled[0].config in known)
 
 
 # ---- kernels that can run ----

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import KernelKey, alias_of
@@ -17,7 +17,7 @@ from tilewright_kit.contract.operation import Operation, Prediction, predictions
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.types.errors import ConfigInvalidError, NotFoundError, UnsupportedError
 
-__all__ = ["Explicit", "FirstFit", "Heuristic", "Ranked", "Selector", "Strategy", "ordered"]
+__all__ = ["Explicit", "FirstFit", "Heuristic", "Proposes", "Ranked", "Selector", "Strategy", "ordered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,15 @@ class Strategy(Protocol):
     def rank(
         self, operation: Operation[Any, Any], problem: Problem, candidates: Sequence[KernelConfig], device: DeviceInfo
     ) -> Sequence[Ranked]: ...
+
+
+@runtime_checkable
+class Proposes(Protocol):
+    """A strategy that knows kernels by itself, so that the operation need not make candidates."""
+
+    def propose(self, operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> Sequence[Ranked]:
+        """Usable kernels, best first; empty if candidates have to be ranked."""
+        ...
 
 
 class FirstFit:
@@ -177,7 +186,13 @@ class Selector:
         self.strategy: Strategy = strategy or Heuristic()
 
     def rank(self, operation: Operation[Any, Any], problem: Problem, device: DeviceInfo) -> Sequence[Ranked]:
-        """All usable kernels, best first. Raises what the strategy raises; ``UnsupportedError`` if there is none."""
+        """Usable kernels, best first: what the strategy proposes, else the operation's candidates. Raises what the
+        strategy raises; ``UnsupportedError`` if there is none.
+        """
+        if isinstance(self.strategy, Proposes):
+            proposed = self.strategy.propose(operation, problem, device)
+            if proposed:
+                return proposed
         candidates = operation.candidates(problem, device)
         ranked = self.strategy.rank(operation, problem, candidates, device)
         if ranked:

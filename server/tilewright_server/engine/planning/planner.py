@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from tilewright_server.engine.kernels.names import Catalogs
 from tilewright_server.engine.kernels.registered import RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.lru import Lru
+from tilewright_server.engine.planning.alternatives import alternatives
 from tilewright_server.engine.planning.assembler import Assembler
 from tilewright_server.engine.planning.given_config import given_config
 from tilewright_server.engine.planning.plan_cache_entry import Choice, Entry, Question
@@ -39,8 +40,6 @@ __all__ = ["DOES_NOT_FIT", "NEXT_TRIED", "Planner", "settled"]
 
 log = logging.getLogger(__name__)
 
-_FALLBACKS_TRIED = 64
-"""Candidates that are looked at for one that is built already."""
 _FALLBACKS_FAILED = 3
 """So many that are built may turn out not to load before it is no use to try another."""
 _REFUSAL_BYTES = 2000
@@ -307,7 +306,7 @@ class Planner:
             if entry.best is not None:
                 return entry.best
             if entry.fallback is None:
-                entry.fallback = self._assemble_first(question, ranked[1:_FALLBACKS_TRIED], call, note)
+                entry.fallback = self._assemble_first(question, alternatives(question, ranked), call, note)
             fallback = entry.fallback
         if fallback is None:
             return None
@@ -317,7 +316,7 @@ class Planner:
             _Upgrade(self, entry, question, call.client).begin(best)
         return fallback
 
-    def _assemble_first(self, question: Question, ranked: Sequence[Ranked], call: Call, note: str) -> Prepared | None:
+    def _assemble_first(self, question: Question, ranked: Iterable[Ranked], call: Call, note: str) -> Prepared | None:
         """The first whose kernels are built and can be loaded."""
         failed = 0
         for item in ranked:

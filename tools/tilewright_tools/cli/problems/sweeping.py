@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from tilewright_kit.commands.cases import Case
+    from tilewright_server.engine.engine import Engine
     from tilewright_server.measurements.database import PerfDatabase
     from tilewright_tools.tuning.measure.setup import Setup
     from tilewright_tools.tuning.results import Output, Result
@@ -31,7 +32,7 @@ TOLD = 20
 
 Configs = Annotated[
     str,
-    typer.Option(help="candidates (what would be considered), all, a kernel set, or a file of configurations."),
+    typer.Option(help="candidates (what would be considered), all, wide, a kernel set, or a file of configurations."),
 ]
 Name = Annotated[str, typer.Option("--filter", help="Only kernels whose names match this shell pattern.")]
 Limit = Annotated[int, typer.Option(min=0, help="Kernels of each problem, the model's favourites first; 0: all.")]
@@ -56,6 +57,10 @@ CutOff = Annotated[float, typer.Option(min=0.0, help="Give up kernels slower tha
 Explore = Annotated[
     int, typer.Option(min=0, help="Rounds in which the fastest kernels are crossed with others, 16 new ones each.")
 ]
+AsOracle = Annotated[
+    bool, typer.Option("--oracle", help="Judge the server's choice: the wide space, the fastest in interleaved draws.")
+]
+Draws = Annotated[int, typer.Option(min=1, help="With --oracle: rounds in which the fastest are timed in turns.")]
 Finalists = Annotated[int, typer.Option(min=0, help="Kernels that are timed again with all samples.")]
 Check = Annotated[bool, typer.Option(help="Compare results with a reference.")]
 Peer = Annotated[str, typer.Option(help="Library to compare with: torch.")]
@@ -99,6 +104,8 @@ def _options(
     cut_off: CutOff = 1.5,
     explore: Explore = 0,
     finalists: Finalists = 4,
+    oracle: AsOracle = False,
+    draws: Draws = 5,
     check: Check = True,
     peer: Peer = "",
     seed: Seed = None,
@@ -158,6 +165,9 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
         init=_one_of("init", given["init"], ("normal", "uniform", "trunc-int")),
     )
     same = ("device", "configs", "limit", "check", "finalists", "explore", "cut_off", "seconds", "seed")
+    oracle = bool(given["oracle"])
+    if oracle and given["configs"] == "candidates":
+        given = {**given, "configs": "wide"}
     options = SweepOptions(
         **{name: given[name] for name in same},
         pattern=given["name"],
@@ -168,7 +178,7 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
     setup, path = _setup(given["cache_dir"], given["database"], given["workers"], given["plugin"])
     if given["resume"] and given["output"] is None:
         raise typer.BadParameter("there is nothing to resume without --output", param_hint="--resume")
-    run = _Run(setup, options, problems, _shard(given["shard"]))
+    run = _Run(setup, options, problems, _shard(given["shard"]), oracle, given["draws"])
     with ExitStack() as stack:
         run.open(stack, given["output"], given["resume"], path if given["record"] else None)
         run.all()
@@ -208,6 +218,8 @@ class _Run:
     options: SweepOptions
     problems: Problems
     shard: slice
+    oracle: bool = False
+    draws: int = 5
     results: list[Result] = field(default_factory=list)
     peers: dict[Case, PeerTime] = field(default_factory=dict)
     told: int = 0
@@ -217,16 +229,32 @@ class _Run:
         """Everything that can refuse the request, before anything is built."""
         from tilewright_server.measurements.database import PerfDatabase
         from tilewright_tools.tuning.results import Output
-        from tilewright_tools.tuning.sweep import Sweep
 
         engine = self.setup.engine()
         stack.callback(engine.close)
-        self.sweep: Sweep = Sweep(engine, self.setup, self.options)
+        self.sweep: Sweep = self._sweep(engine)
         stack.callback(self.sweep.close)
         self.cases = self._cases()
         self.output: Output | None = stack.enter_context(Output(output, resume=resume)) if output else None
         self.database: PerfDatabase | None = PerfDatabase(database) if database else None
         self.bar: Progress = stack.enter_context(progress())
+
+    def _sweep(self, engine: Engine) -> Sweep:
+        from tilewright_kit.selection.measured import Auto, Measured
+        from tilewright_kit.selection.measurements import ShippedMeasurements
+        from tilewright_server.measurements.strategies import measured_strategies
+        from tilewright_tools.tuning.oracle import Oracle
+        from tilewright_tools.tuning.sweep import Sweep
+
+        if not self.oracle:
+            return Sweep(engine, self.setup, self.options)
+        # By what plugins ship: the user's own measurements may be of these very problems. Beside it, the choice without
+        # learned models.
+        choosers = (
+            measured_strategies(engine.plugins, None, None)["auto"],
+            Auto(Measured([ShippedMeasurements(engine.plugins.measurements)])),
+        )
+        return Oracle(engine, self.setup, self.options, choosers, draws=self.draws)
 
     def _cases(self) -> Sequence[Case]:
         import sys
@@ -294,6 +322,10 @@ class _Run:
                 note(line.peer.note)
         if self.told > TOLD:
             note(f"{self.told} kernels failed; the output has the reasons of those that are not told above")
+        if self.oracle:
+            from tilewright_tools.tuning.oracle import score
+
+            note(str(score(self.results) or "no problem was timed twice"))
         skipped = sum(line.skipped for line in lines)
         if skipped:
             note(f"{skipped} kernels were skipped; allow more --seconds to have them measured")

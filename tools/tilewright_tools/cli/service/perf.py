@@ -10,6 +10,7 @@ import typer
 
 from tilewright_tools.cli.console.options import FullNames
 from tilewright_tools.cli.console.output import examples, note, print_json, table
+from tilewright_tools.cli.service.learning import evaluate, train
 
 if TYPE_CHECKING:
     from tilewright_kit.selection.measurements import Measurement
@@ -25,8 +26,11 @@ app = typer.Typer(
         "tilewright perf export h200.parquet --arch sm_90a",
         "tilewright perf import h200.parquet other.jsonl",
         "tilewright perf prune --superseded",
+        "tilewright perf evaluate bench/data/gemm_h200_bf16.parquet",
     ),
 )
+app.command("train", epilog=examples("tilewright perf train oracle.parquet --out h200.npz"))(train)
+app.command("evaluate", epilog=examples("tilewright perf evaluate oracle.parquet --holdout other.parquet"))(evaluate)
 
 _DATABASE = typer.Option(None, "--database", help="The file. Default: the one that the server uses.")
 _OPERATION = typer.Option("", "--operation", help="Only this operation.")

@@ -17,7 +17,7 @@ Init = Literal["normal", "uniform", "trunc-int"]
 INITS: tuple[Init, ...] = ("normal", "uniform", "trunc-int")
 """Standard normal; uniform from -1 to 1 (int8: all values); whole numbers from -2 to 2, whose sums are exact."""
 
-_PERIOD = 16_777_213
+_PERIOD = 4_194_301
 """Longer contents repeat with this period: a prime, so that no row or tile has the same place in two repeats."""
 
 
