@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,34 +18,46 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 DESCRIPTORS = 700
 
 
-@pytest.fixture
-def many_descriptors() -> Iterator[None]:
-    """As many descriptors of our own as the server has, and more."""
-    old = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if old[1] < 4 * DESCRIPTORS:
-        pytest.skip(f"the system allows {old[1]} descriptors only (ulimit -n)")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4 * DESCRIPTORS, old[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, old)
+NOISE = """
+import resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+count = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 50), hard))
+opened = []
+for _ in range(count):
+    way = socket.socket(socket.AF_UNIX)
+    way.settimeout(0.2)
+    try:
+        way.connect(sys.argv[1])
+        way.send(bytes.fromhex(sys.argv[3]))
+    except OSError:
+        pass
+    opened.append(way)
+print("opened", flush=True)
+sys.stdin.read()
+"""
+"""A process with many connections over which it says one thing."""
 
 
+@pytest.mark.parametrize("relay", [True, False], ids=["relay", "grpc"])
 @pytest.mark.parametrize("first", [b"", PREFACE], ids=["silent", "greeted"])
 @pytest.mark.extended
-def test_connections_of_one_process_leave_descriptors_to_others(
-    tmp_path: Path, many_descriptors: None, first: bytes
-) -> None:
+def test_connections_of_one_process_leave_descriptors_to_others(tmp_path: Path, first: bytes, relay: bool) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS + 100:
+        pytest.skip(f"the system allows {hard} descriptors only (ulimit -n)")
     command = [sys.executable, "-c", LIMITED, "RLIMIT_NOFILE", str(DESCRIPTORS), *FAKE]
-    with ServerProcess(tmp_path, command) as server, contextlib.ExitStack() as opened:
+    with ServerProcess(tmp_path, command, relay=relay) as server:
         address = server.addresses[0]
         bystander_lives(address)
-        for _ in range(DESCRIPTORS + 50):
-            noise = opened.enter_context(socket.socket(socket.AF_UNIX))
-            noise.settimeout(0.2)
-            with contextlib.suppress(OSError):
-                noise.connect(address.removeprefix("unix:"))
-                noise.send(first)
-        assert eventually(lambda: len(server.descriptors()) < DESCRIPTORS * 3 // 4, WAIT_S)
-        bystander_lives(address)
+        words = [address.removeprefix("unix:"), str(DESCRIPTORS + 50), first.hex()]
+        noise = [sys.executable, "-c", NOISE, *words]
+        with subprocess.Popen(noise, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "opened\n"
+            assert eventually(lambda: len(server.descriptors()) < DESCRIPTORS * 3 // 4, WAIT_S)
+            bystander_lives(address)
+            process.kill()
         assert "connections of gRPC" in server.log()
 
 

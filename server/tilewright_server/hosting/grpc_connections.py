@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from tilewright_server.endpoints.rpc.relay import process_share
+
 __all__ = ["Connections"]
 
 log = logging.getLogger("tilewright.connections")
@@ -60,7 +62,7 @@ class Connections:
     def _look(self) -> None:
         share = self._limit - self._limit // 8
         numbers = _descriptors()
-        if len(numbers) <= share // 2:  # so no process has more
+        if len(numbers) <= process_share(self._limit):  # so no process has more
             return
         found: dict[Holder, list[int]] = defaultdict(list)
         for number in numbers:
@@ -108,7 +110,7 @@ def _surplus(found: dict[Holder, list[int]], limit: int, share: int) -> Iterator
     """Connections beyond what a process, a principal and all together may have, taken off ``found``: of whoever has
     most."""
     for holder in found:
-        most = share // 2 if holder[1] else share
+        most = process_share(limit) if holder[1] else share
         if len(found[holder]) > most:
             yield holder, _taken(found[holder], len(found[holder]) - most)
     for principal in {holder[0] for holder in found}:

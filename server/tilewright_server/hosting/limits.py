@@ -90,7 +90,7 @@ def fitted(settings: Settings, limits: ProcessLimits) -> tuple[Settings, Sequenc
     if limits.descriptors is not None:
         spare = max(0, limits.descriptors - SPARE_DESCRIPTORS)
         _lower(changes, settings, "local_connections", max(8, spare // 4))
-        _lower(changes, settings, "max_connections", max(16, limits.descriptors // 2))
+        _lower(changes, settings, "max_connections", max(16, limits.descriptors // 4))
     if limits.mappings is not None:
         for name in ("all_regions", "all_buffers"):
             _lower(changes, settings, name, max(16, limits.mappings // 4))

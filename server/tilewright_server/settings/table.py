@@ -309,7 +309,13 @@ class Settings:
     )
     all_plans: int = _setting(65536, "count", kinds.count(1, 2**30), "Prepared plans of all clients together.")
     all_plan_bytes: int = _setting(1024 * MIB, "size", kinds.size(0, 2**50), "Memory of all prepared plans.")
-    max_connections: int = _setting(8192, "count", kinds.count(1, 2**30), "Connections of gRPC that may be open.")
+    max_connections: int = _setting(4096, "count", kinds.count(1, 2**30), "Connections of gRPC that may be open.")
+    relay: bool = _setting(
+        True,
+        "flag",
+        kinds.flag,
+        "Connections to Unix sockets pass a relay, which holds what one process sends to rates.",
+    )
     call_rate: float = _setting(
         20_000.0, "number", kinds.number(0, 1e9), "Unary calls that one client's process may make per second; 0: any."
     )

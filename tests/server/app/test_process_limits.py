@@ -41,7 +41,7 @@ def test_little_memory_and_address_space_bound_messages_and_regions() -> None:
 
 def test_few_descriptors_bound_connections() -> None:
     assert fitted(Settings(), ProcessLimits(None, 512, 64 << 30, None))[0].local_connections == 64
-    assert fitted(Settings(), ProcessLimits(None, 512, 64 << 30, None))[0].max_connections == 256
+    assert fitted(Settings(), ProcessLimits(None, 512, 64 << 30, None))[0].max_connections == 128
 
 
 def test_what_was_set_lower_stays() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
+from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
 from tilewright_server.protocol.unix_paths import (
     MAX_UNIX_PATH,
     OWNER_ONLY,
@@ -23,6 +26,11 @@ from tilewright_server.protocol.unix_paths import (
 )
 
 __all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
+
+log = logging.getLogger("tilewright.listen")
+
+INNER = "~"
+"""End of the name of the socket that gRPC itself listens on, where a relay stands before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +95,14 @@ class Listener:
     """One bound address. ``address`` has the port that the system chose, if it was asked to, and the path of the
     socket."""
 
-    def __init__(self, address: UnixAddress | TcpAddress, access: SocketAccess = OWNER_ONLY) -> None:
+    def __init__(
+        self, address: UnixAddress | TcpAddress, access: SocketAccess = OWNER_ONLY, *, relay: bool = False
+    ) -> None:
+        """With ``relay``, one stands before a Unix socket, if there can be one; else gRPC listens there itself."""
         self.address = address
+        self.relay: Relay | None = None
         self._access = access
+        self._relayed = relay
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
 
@@ -112,7 +125,8 @@ class Listener:
             remove_stale(path)
             old = os.umask(0o177)  # the socket must never exist with a wider mode
             try:
-                _add_port(server, f"unix:{path}", str(self.address))
+                if not self._bind_behind_relay(server, path):
+                    _add_port(server, f"unix:{path}", str(self.address))
             finally:
                 os.umask(old)
             self._access.give(path)
@@ -122,11 +136,38 @@ class Listener:
             self.close()
             raise
 
+    def _bind_behind_relay(self, server: grpc.Server, path: Path) -> bool:
+        """False, with a word in the log, where there can be no relay."""
+        inner = _inner(path)
+        if not self._relayed or len(os.fsencode(str(inner))) > MAX_UNIX_PATH:
+            return False
+        remove_stale(inner)
+        with contextlib.ExitStack() as undo:
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+            undo.callback(listening.close)
+            listening.bind(str(path))
+            undo.callback(path.unlink, missing_ok=True)
+            listening.listen(BACKLOG)
+            try:
+                self.relay = Relay(listening, inner)
+                undo.callback(self.relay.close)
+                _add_port(server, f"unix:{inner}", str(self.address))
+                self.relay.start()
+            except (OSError, RuntimeError) as error:
+                log.warning("gRPC listens without a relay: one process can hold up all: %s", error)
+                self.relay = None
+                return False
+            undo.pop_all()
+        return True
+
     def close(self) -> None:
-        """Remove the socket, unless it has become another's. Idempotent."""
+        """Remove the socket, unless it has become another's, and end its connections. Idempotent."""
         if isinstance(self.address, TcpAddress) or self._lock_fd < 0:
             return
         path = self.address.path
+        if self.relay is not None:
+            self.relay.close()
+            _inner(path).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if self._inode == (status.st_dev, status.st_ino):
@@ -136,6 +177,10 @@ class Listener:
             lock_path(path).unlink()
         os.close(self._lock_fd)
         self._lock_fd = -1
+
+
+def _inner(path: Path) -> Path:
+    return path.with_name(path.name + INNER)
 
 
 def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.ServerCredentials | None = None) -> int:

@@ -1,0 +1,416 @@
+// One thread that passes bytes between clients and a server, both on Unix sockets.
+#include "relay/relay.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/error.hpp"
+#include "relay/frames.hpp"
+
+namespace tw {
+namespace {
+
+constexpr size_t kChunk = 64 * 1024;
+constexpr int kTurn = 4;       // chunks that one connection passes before others have their turn
+constexpr int kEvents = 64;    // of one look
+constexpr int kAccepts = 1024; // connections that are accepted in a row
+constexpr int kUrgent = -10;   // nice value of the thread, where the system lets it have one
+constexpr int kPauseMs = 10;   // a connection that sends too much waits for at least that long
+constexpr uint64_t kPause = 1000000ull * kPauseMs;
+constexpr uint64_t kDrain = 5000000000ull;  // for a client to read what a server said last
+constexpr uint32_t kPlaces = 256;
+// SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM.
+constexpr char kRefusal[] =
+    "\0\0\0\4\0\0\0\0\0" "\0\0\x2f\7\0\0\0\0\0" "\0\0\0\0" "\0\0\0\x0b" "this process opens too many connections";
+static_assert(sizeof kRefusal - 1 == 9 + 9 + 0x2f, "the length that the frame says");
+
+uint64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+// A process that has connected.
+struct Peer {
+  pid_t pid;
+  uid_t uid;
+  uint32_t open;
+  Bucket connects;
+  Spent spent;
+  Peer* next;
+};
+
+struct Connection;
+struct End {
+  Connection* owner;
+  int fd;
+  uint32_t events;  // 0: epoll does not know it
+};
+// Bytes that could not be passed on yet: [begin, end) of `held`, of which `cleared` may be.
+struct Way {
+  uint8_t* held;
+  uint32_t begin, end, cleared;
+  bool ended, shut;
+  bool empty() const { return begin == end; }
+};
+enum Side { kClient = 0, kServer = 1 };
+struct Connection {
+  End ends[2];
+  Way ways[2];  // by the side that sends
+  Parser parser;
+  Peer* peer;
+  uint64_t paced;   // until when nothing is taken from the client; 0: it is
+  uint64_t ending;  // until when the client may read what is left; 0: the server has not closed
+  bool dead;
+  Connection *before, *after, *next_dead;
+};
+
+}  // namespace
+}  // namespace tw
+
+struct tw_relay {
+  int epoll, wake, listener;
+  int spare;  // a socket for the next connection to the server: made before that is accepted; -1: none
+  tw::Rates rates;
+  tw_relay_rate connects;
+  sockaddr_un target;
+  pid_t own;
+  tw::Peer* peers[tw::kPlaces];
+  tw::Connection *first, *dead;
+  uint32_t waiting;       // connections with a time in `paced` or `ending`
+  uint64_t deaf;          // until when nothing is accepted, for lack of descriptors; 0: it is
+  uint64_t accepted, refused, paced, open;
+  uint8_t chunk[tw::kChunk];
+};
+
+namespace tw {
+namespace {
+
+void count(uint64_t& counter, uint64_t by = 1) { __atomic_fetch_add(&counter, by, __ATOMIC_RELAXED); }
+
+void set_time(tw_relay& relay, uint64_t& field, uint64_t value) {
+  relay.waiting += (value != 0) - (field != 0);
+  field = value;
+}
+
+Peer* peer_of(tw_relay& relay, const ucred& who, uint64_t time) {
+  Peer** place = &relay.peers[(uint32_t)who.pid % kPlaces];
+  while (Peer* peer = *place) {
+    if (peer->pid == who.pid && peer->uid == who.uid) return peer;
+    if (!peer->open && peer->connects.full(relay.connects, time)) {  // as good as new
+      *place = peer->next;
+      free(peer);
+    } else {
+      place = &peer->next;
+    }
+  }
+  auto* peer = (Peer*)calloc(1, sizeof(Peer));
+  if (!peer) return nullptr;
+  const Rates& rates = relay.rates;
+  peer->pid = who.pid;
+  peer->uid = who.uid;
+  peer->connects = {relay.connects.at_once, time};
+  peer->spent = {{rates.control.at_once, time}, {rates.resets.at_once, time}, {rates.frames.at_once, time}};
+  return *place = peer;
+}
+
+constexpr uint32_t kIn = EPOLLIN, kOut = EPOLLOUT;
+constexpr uint32_t kKnown = 1u << 31;  // keeps an end in epoll, which then tells of its close only
+
+void watch(tw_relay& relay, End& end, uint32_t events) {
+  if (events == end.events) return;
+  epoll_event event;
+  event.events = events & (kIn | kOut);
+  event.data.ptr = &end;
+  epoll_ctl(relay.epoll, !events ? EPOLL_CTL_DEL : end.events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, end.fd, &event);
+  end.events = events;
+}
+
+void finish(tw_relay& relay, Connection& c) {
+  if (c.dead) return;
+  c.dead = true;
+  set_time(relay, c.paced, 0);
+  set_time(relay, c.ending, 0);
+  for (int side = 0; side < 2; ++side) {
+    watch(relay, c.ends[side], 0);  // a copy of the descriptor, made elsewhere, would keep it in epoll
+    close(c.ends[side].fd);
+    free(c.ways[side].held);
+  }
+  c.peer->open -= 1;
+  (c.before ? c.before->after : relay.first) = c.after;
+  if (c.after) c.after->before = c.before;
+  c.next_dead = relay.dead;
+  relay.dead = &c;
+  count(relay.open, (uint64_t)-1);
+}
+
+bool hold(Way& way, const uint8_t* data, size_t bytes, size_t cleared) {
+  way.held = (uint8_t*)malloc(bytes);
+  if (!way.held) return false;
+  memcpy(way.held, data, bytes);
+  way.begin = 0;
+  way.end = (uint32_t)bytes;
+  way.cleared = (uint32_t)cleared;
+  return true;
+}
+
+size_t admitted(tw_relay& relay, Connection& c, Side side, const uint8_t* data, size_t bytes) {
+  if (side == kServer || c.peer->pid == relay.own) return bytes;
+  const uint64_t time = now();
+  const size_t some = c.parser.admit(data, bytes, c.peer->spent, relay.rates, time);
+  if (some < bytes) {
+    set_time(relay, c.paced, time + kPause);
+    count(relay.paced);
+  }
+  return some;
+}
+
+// Passes on what `side` has sent. False: the connection has ended.
+bool pass(tw_relay& relay, Connection& c, Side side) {
+  Way& way = c.ways[side];
+  const int from = c.ends[side].fd, to = c.ends[1 - side].fd;
+  for (int turn = 0; turn < kTurn; ++turn) {
+    if (!way.empty()) {
+      if (!way.cleared) {
+        if (c.paced) return true;
+        way.cleared = (uint32_t)admitted(relay, c, side, way.held + way.begin, way.end - way.begin);
+        if (!way.cleared) return true;
+      }
+      const ssize_t sent = send(to, way.held + way.begin, way.cleared, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0) return errno == EAGAIN || errno == EINTR;
+      way.begin += (uint32_t)sent;
+      way.cleared -= (uint32_t)sent;
+      if (way.empty()) {
+        free(way.held);
+        way = {nullptr, 0, 0, 0, way.ended, way.shut};
+      }
+      continue;
+    }
+    if (way.ended) {
+      if (side == kServer) return false;
+      if (!way.shut) way.shut = !shutdown(to, SHUT_WR);
+      return way.shut;
+    }
+    const ssize_t got = recv(from, relay.chunk, kChunk, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    if (got < 0 && side == kClient) return false;
+    if (got <= 0) {
+      way.ended = true;
+      continue;
+    }
+    const size_t some = admitted(relay, c, side, relay.chunk, (size_t)got);
+    ssize_t sent = some ? send(to, relay.chunk, some, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
+    if (sent < 0) {
+      if (errno != EAGAIN && errno != EINTR) return false;
+      sent = 0;
+    }
+    if (sent < got && !hold(way, relay.chunk + sent, (size_t)(got - sent), some - (size_t)sent)) return false;
+    if ((size_t)got < kChunk) return true;
+  }
+  return true;
+}
+
+void look_for_more(tw_relay& relay, Connection& c) {
+  const Way &up = c.ways[kClient], &down = c.ways[kServer];
+  const bool reads = up.empty() && !up.ended && !c.ending;
+  watch(relay, c.ends[kClient], kKnown | (reads ? kIn : 0) | (!down.empty() || c.ending ? kOut : 0));
+  if (c.ending) {
+    watch(relay, c.ends[kServer], 0);
+    return;
+  }
+  const bool writes = !up.empty() && up.cleared;
+  watch(relay, c.ends[kServer], kKnown | (down.empty() && !down.ended ? kIn : 0) | (writes ? kOut : 0));
+}
+
+void serve(tw_relay& relay, End& end, uint32_t events) {
+  Connection& c = *end.owner;
+  if (c.dead) return;
+  const Side side = &end == &c.ends[kClient] ? kClient : kServer;
+  bool goes = true;
+  if (events & (EPOLLHUP | EPOLLERR)) {
+    if (side == kClient) return finish(relay, c);  // nobody is there any more
+    set_time(relay, c.ending, now() + kDrain);
+  }
+  if (side == kServer && events & EPOLLOUT) goes = pass(relay, c, kClient);
+  if (side == kClient && events & EPOLLIN && !c.ending) goes = pass(relay, c, kClient);
+  if (goes && (c.ending || (side == kServer ? events & EPOLLIN : events & EPOLLOUT))) goes = pass(relay, c, kServer);
+  if (goes) return look_for_more(relay, c);
+  finish(relay, c);
+}
+
+void refuse(tw_relay& relay, int fd) {
+  send(fd, kRefusal, sizeof kRefusal - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  close(fd);
+  count(relay.refused);
+}
+
+bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
+  const int fd = relay.spare;
+  Connection* c = nullptr;
+  if (connect(fd, (const sockaddr*)&relay.target, sizeof relay.target) ||
+      !(c = (Connection*)calloc(1, sizeof(Connection))))
+    return false;
+  relay.spare = -1;
+  c->ends[kClient] = {c, client, 0};
+  c->ends[kServer] = {c, fd, 0};
+  c->parser.preface = kPreface;
+  c->peer = peer;
+  peer->open += 1;
+  c->after = relay.first;
+  if (c->after) c->after->before = c;
+  relay.first = c;
+  count(relay.accepted);
+  count(relay.open);
+  look_for_more(relay, *c);
+  return true;
+}
+
+void listen_again(tw_relay& relay, bool on) {
+  epoll_event event;
+  event.events = on ? (uint32_t)EPOLLIN : 0;
+  event.data.ptr = &relay.listener;
+  epoll_ctl(relay.epoll, EPOLL_CTL_MOD, relay.listener, &event);
+  set_time(relay, relay.deaf, on ? 0 : now() + kPause);
+}
+
+void accept_some(tw_relay& relay) {
+  for (int turn = 0; turn < kAccepts; ++turn) {
+    if (relay.spare < 0) relay.spare = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (relay.spare < 0) return listen_again(relay, false);
+    const int fd = accept4(relay.listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EAGAIN) listen_again(relay, false);
+      return;
+    }
+    ucred who{};
+    socklen_t bytes = sizeof who;
+    const uint64_t time = now();
+    Peer* peer = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) ? nullptr : peer_of(relay, who, time);
+    if (peer && who.pid != relay.own && !peer->connects.take(relay.connects, time)) refuse(relay, fd);
+    else if (!peer || !connect_to_server(relay, fd, peer)) close(fd);
+  }
+}
+
+void attend_to_times(tw_relay& relay) {
+  const uint64_t time = now();
+  if (relay.deaf && time >= relay.deaf) listen_again(relay, true);
+  for (Connection *c = relay.first, *after; c; c = after) {
+    after = c->after;
+    if (c->ending && time >= c->ending) {
+      finish(relay, *c);
+    } else if (c->paced && time >= c->paced) {
+      set_time(relay, c->paced, 0);
+      if (pass(relay, *c, kClient)) look_for_more(relay, *c);
+      else finish(relay, *c);
+    }
+  }
+}
+
+void bury(tw_relay& relay) {
+  while (Connection* c = relay.dead) {
+    relay.dead = c->next_dead;
+    free(c);
+  }
+}
+
+bool positive(const tw_relay_rate& rate) { return rate.a_second > 0 && rate.at_once >= 1; }
+
+}  // namespace
+}  // namespace tw
+
+using namespace tw;
+
+extern "C" {
+
+tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
+  if (!config || !result || config->struct_bytes != sizeof *config || !config->target)
+    return fail(TW_INVALID_ARGUMENT, "argument", "pass a tw_relay_config of this header", "no configuration");
+  sockaddr_un target{};
+  const size_t bytes = strlen(config->target);
+  if (bytes >= sizeof target.sun_path)
+    return fail(TW_INVALID_ARGUMENT, "path", "use a shorter path", "a path of %zu bytes", bytes);
+  if (!positive(config->connects) || !positive(config->control) || !positive(config->resets) ||
+      !positive(config->frames))
+    return fail(TW_INVALID_ARGUMENT, "rate", "give positive rates", "a rate of nothing");
+  auto* relay = (tw_relay*)calloc(1, sizeof(tw_relay));
+  if (!relay) return fail(TW_NO_MEMORY, "memory", "free memory", "no memory for a relay");
+  target.sun_family = AF_UNIX;
+  memcpy(target.sun_path, config->target, bytes);
+  relay->target = target;
+  relay->spare = -1;
+  relay->listener = config->listener;
+  relay->rates = {config->control, config->resets, config->frames};
+  relay->connects = config->connects;
+  relay->own = getpid();
+  relay->epoll = epoll_create1(EPOLL_CLOEXEC);
+  relay->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  epoll_event event;
+  event.events = EPOLLIN;
+  event.data.ptr = &relay->wake;
+  bool ready = relay->epoll >= 0 && relay->wake >= 0 &&
+               !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->wake, &event);
+  event.data.ptr = &relay->listener;
+  ready = ready && !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->listener, &event);
+  if (!ready) {
+    const int error = errno;
+    tw_relay_close(relay);
+    return fail(TW_INVALID_ARGUMENT, "system", "raise the limit of descriptors", "the system refuses: errno %d", error);
+  }
+  *result = relay;
+  return TW_OK;
+}
+
+void tw_relay_run(tw_relay* relay) {
+  setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), kUrgent);  // of this thread alone
+  epoll_event events[kEvents];
+  for (;;) {
+    const int found = epoll_wait(relay->epoll, events, kEvents, relay->waiting ? kPauseMs : -1);
+    for (int index = 0; index < found; ++index) {
+      void* what = events[index].data.ptr;
+      if (what == &relay->wake) return;
+      if (what == &relay->listener) accept_some(*relay);
+      else serve(*relay, *(End*)what, events[index].events);
+    }
+    if (relay->waiting) attend_to_times(*relay);
+    bury(*relay);
+  }
+}
+
+void tw_relay_stop(tw_relay* relay) {
+  const uint64_t one = 1;
+  while (write(relay->wake, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+void tw_relay_count(const tw_relay* relay, tw_relay_counts* counts) {
+  counts->accepted = __atomic_load_n(&relay->accepted, __ATOMIC_RELAXED);
+  counts->refused = __atomic_load_n(&relay->refused, __ATOMIC_RELAXED);
+  counts->paced = __atomic_load_n(&relay->paced, __ATOMIC_RELAXED);
+  counts->open = __atomic_load_n(&relay->open, __ATOMIC_RELAXED);
+}
+
+void tw_relay_close(tw_relay* relay) {
+  if (!relay) return;
+  while (relay->first) finish(*relay, *relay->first);
+  bury(*relay);
+  for (Peer*& place : relay->peers)
+    while (Peer* peer = place) {
+      place = peer->next;
+      free(peer);
+    }
+  if (relay->spare >= 0) close(relay->spare);
+  if (relay->epoll >= 0) close(relay->epoll);
+  if (relay->wake >= 0) close(relay->wake);
+  free(relay);
+}
+
+}  // extern "C"

@@ -1,0 +1,127 @@
+"""Relay of Unix connections to gRPC (``native/runtime/relay``): what one process sends cannot hold up the others.
+
+gRPC takes connections and frames as they come. A relay before it counts both by the process that they come from, and
+leaves in the kernel what is beyond a rate. Bytes of calls pass as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import socket
+import threading
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tilewright_native import library_path
+
+__all__ = ["Relay", "Relayed", "process_share"]
+
+log = logging.getLogger("tilewright.relay")
+
+BACKLOG = 4096
+
+# Rates of what one process does: so many a second, after so many at once.
+CONNECTS = (100.0, 256.0)
+"""Connections of a process."""
+CONTROL = (2000.0, 2000.0)
+"""Frames that carry no call. Clients measure round trips by some of them."""
+RESETS = (2000.0, 4000.0)
+"""Frames that cancel calls."""
+FRAMES = (60_000.0, 60_000.0)
+"""All other frames: gRPC in Python answers fewer."""
+
+
+def process_share(limit: int) -> int:
+    """Connections that one process may have open of ``limit`` of all: half of a principal's seven eighths."""
+    return (limit - limit // 8) // 2
+
+
+class _Rate(ctypes.Structure):
+    _fields_ = (("a_second", c_double), ("at_once", c_double))
+
+
+class _Config(ctypes.Structure):
+    """``tw_relay_config``."""
+
+    _fields_ = (
+        ("struct_bytes", c_uint32),
+        ("listener", c_int32),
+        ("target", c_char_p),
+        ("connects", _Rate),
+        ("control", _Rate),
+        ("resets", _Rate),
+        ("frames", _Rate),
+    )
+
+
+class _Counts(ctypes.Structure):
+    """``tw_relay_counts``."""
+
+    _fields_ = (("accepted", c_uint64), ("refused", c_uint64), ("paced", c_uint64), ("open", c_uint64))
+
+
+class Relayed(NamedTuple):
+    """Connections that were accepted, those that were refused, waits for a process's rate, and connections now."""
+
+    accepted: int
+    refused: int
+    paced: int
+    open: int
+
+
+@cache
+def _library() -> Any:
+    """Raises ``OSError`` where the library is missing or of another release."""
+    library = ctypes.CDLL(str(library_path()))
+    try:
+        library.tw_relay_open.argtypes = (POINTER(_Config), POINTER(c_void_p))
+        library.tw_relay_open.restype = c_int32
+        for name in ("run", "stop", "close"):
+            function = getattr(library, f"tw_relay_{name}")
+            function.argtypes, function.restype = (c_void_p,), None
+        library.tw_relay_count.argtypes, library.tw_relay_count.restype = (c_void_p, POINTER(_Counts)), None
+    except AttributeError as error:
+        raise OSError(f"libtilewright is of another release: {error}") from error
+    return library
+
+
+class Relay:
+    """Passes connections of ``listener`` on to the socket at ``target``, from ``start`` to ``close``."""
+
+    def __init__(self, listener: socket.socket, target: Path) -> None:
+        """``listener`` becomes the relay's. Raises ``OSError`` where the library is missing, or the system refuses."""
+        self._library = _library()
+        self._listener = listener
+        config = _Config(ctypes.sizeof(_Config), listener.fileno(), bytes(target))
+        config.connects, config.control = _Rate(*CONNECTS), _Rate(*CONTROL)
+        config.resets, config.frames = _Rate(*RESETS), _Rate(*FRAMES)
+        handle = c_void_p()
+        status = self._library.tw_relay_open(byref(config), byref(handle))
+        if status:
+            raise OSError(f"the relay cannot be made: status {status} of libtilewright")
+        self._handle: c_void_p | None = handle
+        self._thread = threading.Thread(target=self._library.tw_relay_run, args=(handle,), name="relay", daemon=True)
+
+    def start(self) -> None:
+        """Raises ``RuntimeError`` if the system refuses its thread."""
+        self._thread.start()
+
+    def counts(self) -> Relayed:
+        counts = _Counts()
+        if self._handle is not None:
+            self._library.tw_relay_count(self._handle, byref(counts))
+        return Relayed(counts.accepted, counts.refused, counts.paced, counts.open)
+
+    def close(self) -> None:
+        """End all connections. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        if self._thread.is_alive():
+            self._library.tw_relay_stop(handle)
+            self._thread.join()
+        self._library.tw_relay_close(handle)
+        self._listener.close()

@@ -1,0 +1,197 @@
+"""The relay before gRPC's Unix sockets: bytes pass as they are, and what one process sends is held to rates."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rpc_harness import eventually
+
+from tilewright_server.endpoints.rpc.relay import CONNECTS, CONTROL, Relay
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+WAIT_S = 60.0
+SENDER = """
+import socket, sys, time
+held = []
+for _ in range(int(sys.argv[2])):
+    way = socket.socket(socket.AF_UNIX)
+    way.connect(sys.argv[1])
+    held.append(way)
+print("connected", flush=True)
+for line in sys.stdin:
+    way, frames = held[0], bytes.fromhex(line)
+    way.sendall(frames)
+    print("sent", flush=True)
+print(held[-1].recv(200).hex(), flush=True)
+"""
+"""A process that opens connections, then sends what it is told over the first, then reads what came over the last."""
+
+
+def frame(kind: int, payload: bytes = b"", stream: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0]) + stream.to_bytes(4, "big") + payload
+
+
+class Server:
+    """A server that answers as ``answer`` does, in a thread for each connection, behind a relay."""
+
+    def __init__(self, folder: Path, answer: Callable[[socket.socket], None]) -> None:
+        self.address = folder / "s"
+        self._answer = answer
+        self._inner = socket.socket(socket.AF_UNIX)
+        self._inner.bind(str(folder / "s~"))
+        self._inner.listen(1024)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(str(self.address))
+        listener.listen(1024)
+        self.relay = Relay(listener, folder / "s~")
+        threading.Thread(target=self._accept, daemon=True).start()
+        self.relay.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                way, _ = self._inner.accept()
+                threading.Thread(target=self._serve, args=(way,), daemon=True).start()
+
+    def _serve(self, way: socket.socket) -> None:
+        with way, contextlib.suppress(OSError):
+            self._answer(way)
+
+    def connect(self) -> socket.socket:
+        way = socket.socket(socket.AF_UNIX)
+        way.settimeout(WAIT_S)
+        way.connect(str(self.address))
+        return way
+
+    def close(self) -> None:
+        self.relay.close()
+        self._inner.shutdown(socket.SHUT_RDWR)
+        self._inner.close()
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Iterator[Callable[[Callable[[socket.socket], None]], Server]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(answer: Callable[[socket.socket], None]) -> Server:
+            server = Server(tmp_path, answer)
+            stack.callback(server.close)
+            return server
+
+        yield start
+
+
+@contextlib.contextmanager
+def sender(server: Server, connections: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", SENDER, str(server.address), str(connections)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        yield process
+        process.kill()
+
+
+def say(process: subprocess.Popen[str], frames: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(frames.hex() + "\n")
+    process.stdin.flush()
+
+
+def echo(way: socket.socket) -> None:
+    while part := way.recv(1 << 16):
+        way.sendall(part)
+
+
+def everything(way: socket.socket) -> bytes:
+    parts = []
+    while part := way.recv(1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_bytes_pass_as_they_are_to_a_reader_that_is_late(behind: Callable[..., Server]) -> None:
+    sent = PREFACE + b"".join(frame(0, bytes([index % 251]) * (index * 37 % 16000), 1) for index in range(400))
+    with behind(echo).connect() as way:
+        writer = threading.Thread(target=lambda: (way.sendall(sent), way.shutdown(socket.SHUT_WR)))
+        writer.start()
+        # The echo waits for us, the relay for the echo, the writer for the relay: nothing is read yet.
+        writer.join(0.5)
+        assert writer.is_alive()
+        assert everything(way) == sent
+        writer.join()
+
+
+def test_what_a_server_says_last_arrives(behind: Callable[..., Server]) -> None:
+    said = bytes(range(256)) * 4096
+
+    def last(way: socket.socket) -> None:
+        way.recv(1)
+        way.sendall(said)
+
+    with behind(last).connect() as way:
+        way.send(PREFACE + frame(1, b"x" * 100, 1))
+        assert everything(way) == said
+
+
+def test_a_client_that_dies_ends_its_connection(behind: Callable[..., Server]) -> None:
+    ended = threading.Event()
+
+    def wait(way: socket.socket) -> None:
+        everything(way)
+        ended.set()
+
+    server = behind(wait)
+    with sender(server, 1) as process:
+        say(process, PREFACE)
+        assert eventually(lambda: server.relay.counts().open == 1)
+        process.kill()
+        assert ended.wait(WAIT_S)
+    assert eventually(lambda: server.relay.counts().open == 0)
+
+
+def test_frames_without_calls_are_held_to_a_rate(behind: Callable[..., Server]) -> None:
+    got = bytearray()
+    pings = 2 * int(CONTROL[1])
+    flood = PREFACE + frame(6, b"12345678") * pings
+
+    def read(way: socket.socket) -> None:
+        while part := way.recv(1 << 16):
+            got.extend(part)
+
+    server = behind(read)
+    with sender(server, 1) as process:
+        say(process, flood)
+        assert eventually(lambda: server.relay.counts().paced > 0, WAIT_S)
+        # Others are not held up by it, nor is what carries calls.
+        with server.connect() as other:
+            other.sendall(PREFACE + frame(0, b"z" * 9, 1))
+            assert eventually(lambda: b"z" * 9 in got, WAIT_S)
+        assert eventually(lambda: len(got) == len(flood) + len(PREFACE) + 18, WAIT_S)
+    assert got.count(b"12345678") == pings
+
+
+def test_connections_of_a_process_are_held_to_a_rate(behind: Callable[..., Server]) -> None:
+    server = behind(echo)
+    with sender(server, 3 * int(CONNECTS[1])) as process:
+        assert eventually(lambda: server.relay.counts().refused > 0, WAIT_S)
+        assert server.relay.counts().accepted >= CONNECTS[1]
+        with sender(server, 1) as other:
+            say(other, PREFACE + frame(0, b"hello", 1))
+            other.stdin.close()  # type: ignore[union-attr]
+            assert bytes.fromhex(other.stdout.read().split()[-1]).endswith(b"hello")  # type: ignore[union-attr]
+        process.stdin.close()  # type: ignore[union-attr]
+        assert b"too many connections" in bytes.fromhex(process.stdout.read().split()[-1])  # type: ignore[union-attr]
+
+
+def test_a_server_that_is_gone_is_no_silence(behind: Callable[..., Server], tmp_path: Path) -> None:
+    server = behind(echo)
+    (tmp_path / "s~").unlink()
+    with server.connect() as way:
+        assert everything(way) == b""
