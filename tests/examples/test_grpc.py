@@ -77,11 +77,12 @@ def node(folder: Path) -> Client:
     need("https://nodejs.org", "node", "npm")
     modules = Path(os.environ["NODE_PATH"]) if "NODE_PATH" in os.environ else folder / "node_modules"
     if not (modules / "@grpc" / "grpc-js").is_dir():
-        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "@grpc/grpc-js@1"]
-        install.append("@grpc/proto-loader@0.8")
-        done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=200)
-        if done.returncode:
-            pytest.skip("@grpc/grpc-js is not installed and npm cannot fetch it")
+        install = ["npm", "install", "--no-audit", "--no-fund", "--fetch-retries=0", "--fetch-timeout=20000"]
+        install += ["--prefix", str(folder), "@grpc/grpc-js@1", "@grpc/proto-loader@0.8"]
+        try:
+            subprocess.run(install, capture_output=True, check=True, timeout=100)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            pytest.skip("@grpc/grpc-js is not installed (set NODE_PATH) and npm does not fetch it")
     return lambda address: run("node", EXAMPLES / "node" / "main.js", address, NODE_PATH=str(modules))
 
 

@@ -26,6 +26,7 @@ from tilewright_kit.types.errors import (
     UnavailableError,
 )
 from tilewright_server.engine.call import Call
+from tilewright_server.engine.kernels.names import Catalogs
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.shm import view
 
@@ -84,6 +85,7 @@ class FakePrepared:
 class FakeEngine:
     def __init__(self, device: FakeDevice | None = None, queue_limit: int = 1024) -> None:
         self.kernels: Any = None
+        self.catalogs = Catalogs({}, {})
         self.copied = 0
         self.statistics: Any = SimpleNamespace(copied=self._count)
         self.operations: Any = {"copy": None}
