@@ -10,7 +10,9 @@ extern "C" void tw_trees_sum(const tw_trees* trees, const float* rows, int64_t c
       const float* values = rows + row * width;
       int32_t node = trees->root[tree];
       while (trees->feature[node] >= 0) {
-        node = values[trees->feature[node]] <= trees->threshold[node] ? trees->left[node] : trees->right[node];
+        // Chosen without a branch, which would be guessed wrong every other time.
+        const int32_t* next = values[trees->feature[node]] <= trees->threshold[node] ? trees->left : trees->right;
+        node = next[node];
       }
       sums[row] += trees->value[node];
     }

@@ -49,6 +49,12 @@ COLUMNS = (
 )  # fmt: skip
 """The fields of a kernel, then what follows from them: stages of its ring, workgroups of a unit, and times."""
 
+_TIMED = (
+    "tile_m", "tile_n", "tile_k", "cluster_m", "cluster_n", "cluster_k", "pingpong", "persistent", "stream", "split",
+    "ring", "resident", "step", "ending", "join",
+)  # fmt: skip
+"""Columns that times follow from."""
+
 FEATURES = (
     "log_m", "log_n", "log_k", "log_count", "log_tile_m", "log_tile_n", "log_tile_k", "waves", "cluster_m",
     "cluster_n", "cluster_k", "pingpong", "swapped", "ring", "resident", "persistent", "stream", "staged", "log_split",
@@ -134,21 +140,27 @@ def times(problem: GemmProblem, table: Table, device: DeviceInfo) -> Floats:
     """Analytical seconds of every kernel; infinite for what cannot win: tiles of which most lies outside the problem,
     more slices of K than steps or than the device has room for, and workgroups that claim tiles where each has one.
     """
-    parts = _parts(problem, table, device)
     largest, units = problem.largest, units_of(device)
-    split, stream = table["split"], table["stream"] > 0
+    split, stream, swapped = table["split"], table["stream"] > 0, table["swapped"] > 0
     steps = np.ceil(largest.k / table["tile_k"])
-    swapped = table["swapped"] > 0
     out = table["tile_m"] * table["cluster_m"] >= 2.0 * np.maximum(largest.m, np.where(swapped, 8, 64))
     out |= table["tile_n"] * table["cluster_n"] >= 2.0 * np.maximum(largest.n, np.where(swapped, 64, 32))
-    out |= (split > 1) & ((split > steps / 2) | (parts["slices"] > 3.0 * units))
-    out |= stream & ((parts["tiles"] < units / 2) | (steps < 12) | (problem.is_batched or problem.grouped))
-    out |= (table["persistent"] > 0) & (table["pingpong"] == 0) & ~stream & (parts["slices"] <= units)
+    out |= (split > 1) & (split > steps / 2)
+    out |= stream & ((steps < 12) | (problem.is_batched or problem.grouped))
     if problem.grouped:
         out |= split > 1
     elif problem.split_k:
         out |= (split != problem.split_k) | stream
-    found: Floats = np.where(out, math.inf, parts["seconds"])
+    # The rest of the work is for those alone that are left.
+    rows = np.flatnonzero(~out)
+    some = {name: table[name][rows] for name in _TIMED}
+    parts = _parts(problem, some, device)
+    split, stream, slices = some["split"], some["stream"] > 0, parts["slices"]
+    out = (split > 1) & (slices > 3.0 * units)
+    out |= stream & (parts["tiles"] < units / 2)
+    out |= (some["persistent"] > 0) & (some["pingpong"] == 0) & ~stream & (slices <= units)
+    found: Floats = np.full(len(table["split"]), math.inf)
+    found[rows] = np.where(out, math.inf, parts["seconds"])
     return found
 
 

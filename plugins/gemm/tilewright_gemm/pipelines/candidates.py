@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tilewright_gemm.candidates.applicability import gpu_mismatches, signature_mismatches
 from tilewright_gemm.config.config import GemmConfig
@@ -15,7 +16,7 @@ from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.selection.candidates import Verdicts, shortlist
 from tilewright_kit.types.errors import UnsupportedError
 
-__all__ = ["MOST", "gemm_candidates", "gemm_mismatches", "predict_gemm", "with_signature"]
+__all__ = ["MOST", "gemm_candidates", "gemm_mismatches", "predict_gemm", "signature_of", "with_signature"]
 
 MOST = 32
 """Candidates of a GPU."""
@@ -25,23 +26,28 @@ _verdicts = Verdicts(RULES)
 
 def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
     """``config``'s algorithm for what ``problem`` asks. Slices of K are the algorithm's, unless the caller asked."""
-    return config.replace(
-        dtype_a=problem.dtype_a,
-        dtype_b=problem.dtype_b.value,
-        dtype_c=problem.dtype_c.value,
-        layout=problem.layout,
-        binary=problem.binary,
-        unary=problem.unary,
-        num_d_tensors=problem.num_d,
-        dtype_d=tuple(dtype.value for dtype in problem.dtype_d),
-        bias=problem.dtype_bias.value if problem.dtype_bias else "",
-        scale_a=problem.scale_a,
-        scale_b=problem.scale_b,
-        grouped=problem.grouped,
-        batched=problem.is_batched and not problem.grouped,
-        split_k=1 if problem.grouped else problem.split_k or config.split_k,
-        preshuffle=problem.packing is not None,
-    )
+    split = 1 if problem.grouped else problem.split_k or config.split_k
+    return config.replace(**signature_of(problem), split_k=split)
+
+
+def signature_of(problem: GemmProblem) -> dict[str, Any]:
+    """The fields that ``problem`` decides, but for slices of K."""
+    return {
+        "dtype_a": problem.dtype_a,
+        "dtype_b": problem.dtype_b.value,
+        "dtype_c": problem.dtype_c.value,
+        "layout": problem.layout,
+        "binary": problem.binary,
+        "unary": problem.unary,
+        "num_d_tensors": problem.num_d,
+        "dtype_d": tuple(dtype.value for dtype in problem.dtype_d),
+        "bias": problem.dtype_bias.value if problem.dtype_bias else "",
+        "scale_a": problem.scale_a,
+        "scale_b": problem.scale_b,
+        "grouped": problem.grouped,
+        "batched": problem.is_batched and not problem.grouped,
+        "preshuffle": problem.packing is not None,
+    }
 
 
 def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> Candidates[GemmConfig]:

@@ -14,7 +14,7 @@ from tilewright_gemm.candidates.wide import SpaceClass, wide_configs
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.cost.columns import FEATURES, features, table_of, times
 from tilewright_gemm.launch.geometry import matrices
-from tilewright_gemm.pipelines.candidates import with_signature
+from tilewright_gemm.pipelines.candidates import signature_of
 from tilewright_gemm.pipelines.records import PIPELINES
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.problem.problem import GemmProblem
@@ -87,8 +87,8 @@ class GemmSearch:
         warp = (
             (value["tile_m"] // waves[0], 64, depth) if swapped else (64, value["tile_n"] // waves[1], depth)
         )  # one instruction along the flexible side
-        config = GemmConfig(
-            dtype_a=problem.dtype_a,
+        return GemmConfig(
+            **signature_of(problem),
             pipeline=PIPELINE,
             epilogue=Epilogue.CSHUFFLE if value["staged"] else Epilogue.DEFAULT,
             scheduler="pingpong" if value["pingpong"] else "cooperative",
@@ -104,4 +104,3 @@ class GemmSearch:
             split_k=value["split"],
             promote=value["promote"],
         )
-        return with_signature(problem, config)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 KEPT = 200
 """Kernels of the wide space that the trees see, those of least analytical time."""
-PROPOSED = 12
+PROPOSED = 8
 """Kernels that are proposed; the first runs, the others stand in for it where it cannot be built."""
 Array = npt.NDArray[Any]
 
