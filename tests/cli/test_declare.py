@@ -12,14 +12,13 @@ import pytest
 import tilewright as tw
 import tilewright_arch
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_tools.cli.problems.loading import load_operation
+from tilewright_gemm.pipelines.rulebook import RULES
 
 
 def valid(**fields):
     """The nearest configuration of fp32 products that is valid on this CPU."""
     chosen = {"dtype_a": "fp32", "pipeline": "compv3", "epilogue": "default", "wave": [1, 1, 1], **fields}
-    rules = load_operation("gemm").rules
-    return rules.correct(GemmConfig.from_dict(chosen), tilewright_arch.detect_cpu()).config
+    return RULES.correct(GemmConfig.from_dict(chosen), tilewright_arch.detect_cpu()).config
 
 
 KERNEL = valid(tile=[96, 128, 256])
