@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import minilm
 import torch
 
 import tilewright.torch as twt
@@ -220,6 +221,7 @@ def compare(given: argparse.Namespace, batch: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="", help="server; default: your own if it runs, else one for this run")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--layers", type=int, default=8)
@@ -230,7 +232,8 @@ def main() -> int:
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     given = parser.parse_args()
     sys.stdout.write(f"{given.layers} layers of {given.width}, {given.context} tokens each: tokens per second\n")
-    with torch.no_grad():
+    with minilm.server(given.target) as client, torch.no_grad():
+        twt.use(client)
         same = [compare(given, int(batch)) for batch in given.batches.split(",")]
         return 0 if all(same) else 1
 
