@@ -210,25 +210,23 @@ class Application:
 
     def _watch_connections(self) -> Connections:
         """Ends connections of gRPC of whoever has too many."""
-        from tilewright_server.endpoints.rpc.listeners import UnixAddress
         from tilewright_server.hosting.grpc_connections import Connections
 
-        addresses = [listener.address for listener in (*self.listeners, *self._kserve_listeners)]
-        connections = Connections(
-            [item.path for item in addresses if isinstance(item, UnixAddress)],
-            [item.port for item in addresses if not isinstance(item, UnixAddress)],
-            self.settings.max_connections,
-        )
+        connections = Connections([item.address for item in self._all_listeners()], self.settings.max_connections)
         connections.start()
         return connections
 
+    def _all_listeners(self) -> list[Listener]:
+        return [*self.listeners, *self._kserve_listeners]
+
     def _listen_for_http(self) -> HttpListener | None:
         """Metrics and probes, if the settings name an address."""
-        if not self.settings.http_listen:
+        address = self.settings.http_listen
+        if not address:
             return None
         from tilewright_server.hosting.monitoring.pages import http_listener
 
-        listener = http_listener(self.settings.http_listen, self.service, self.rpc, self.readiness, self._is_silent)
+        listener = http_listener(address, self.service, self.rpc, self.readiness, self._is_silent, self._all_listeners)
         self._parts.callback(listener.close)
         log.info("metrics and probes over HTTP at %s", listener.address)
         return listener

@@ -15,8 +15,8 @@ import struct
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
+from tilewright_server.endpoints.rpc.listeners import TcpAddress, UnixAddress
 from tilewright_server.endpoints.rpc.relay import process_share
 
 __all__ = ["Connections"]
@@ -33,11 +33,11 @@ Holder = tuple[str, str]
 class Connections:
     """Looks from ``start`` to ``close``."""
 
-    def __init__(self, paths: Collection[Path], ports: Collection[int], limit: int) -> None:
-        """``limit`` connections to Unix sockets at ``paths`` and to TCP ``ports`` may be open together; a principal may
-        have seven eighths of them, and a process half of that."""
-        self._names = {os.fsdecode(path) for path in paths}
-        self._ports = frozenset(ports)
+    def __init__(self, addresses: Collection[UnixAddress | TcpAddress], limit: int) -> None:
+        """``limit`` connections to all ``addresses`` may be open together; a principal may have seven eighths of them,
+        and a process half of that."""
+        self._names = {str(item.path) for item in addresses if isinstance(item, UnixAddress)}
+        self._ports = {item.port for item in addresses if isinstance(item, TcpAddress)}
         self._limit = limit
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="connections", daemon=True)

@@ -94,6 +94,8 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert found["tilewright_device_open", "device=cpu:0,kind=cpu"] == 1
         assert found["tilewright_quota_limit", "resource=sessions"] == 1
         assert found["tilewright_quota_refusals_total", "resource=sessions"] == 1
+        assert found["tilewright_connections_total", "result=accepted"] >= 2
+        assert found["tilewright_connections_total", "result=refused"] == 0
         assert found["process_resident_memory_bytes", ""] > 0
         families = {family.name for family in parser.text_string_to_metric_families(get(port, "/metrics")[1])}
         named = {SUFFIX.sub("", name) for name in dashboard_metrics()}

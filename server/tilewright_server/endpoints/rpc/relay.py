@@ -103,6 +103,7 @@ class Relay:
         if status:
             raise OSError(f"the relay cannot be made: status {status} of libtilewright")
         self._handle: c_void_p | None = handle
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._library.tw_relay_run, args=(handle,), name="relay", daemon=True)
 
     def start(self) -> None:
@@ -110,14 +111,17 @@ class Relay:
         self._thread.start()
 
     def counts(self) -> Relayed:
+        """Counts since the start; zeros once it is closed."""
         counts = _Counts()
-        if self._handle is not None:
-            self._library.tw_relay_count(self._handle, byref(counts))
+        with self._lock:
+            if self._handle is not None:
+                self._library.tw_relay_count(self._handle, byref(counts))
         return Relayed(counts.accepted, counts.refused, counts.paced, counts.open)
 
     def close(self) -> None:
         """End all connections. Idempotent."""
-        handle, self._handle = self._handle, None
+        with self._lock:
+            handle, self._handle = self._handle, None
         if handle is None:
             return
         if self._thread.is_alive():

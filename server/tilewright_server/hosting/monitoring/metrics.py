@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright_kit.types.errors import TilewrightError, UnsupportedError
 from tilewright_server import __version__
 from tilewright_server.devices.contract import CountingDevice
+from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.engine.histogram import BOUNDS_NS, Histogram
 from tilewright_server.engine.statistics import OperationCounters, Snapshot
 from tilewright_server.service import Service
@@ -26,15 +27,23 @@ BOUNDS = tuple(f"{bound / 1e9:.9g}" for bound in BOUNDS_NS)
 Calls = Callable[[], Mapping[tuple[str, str], int]]
 Times = Callable[[], Mapping[str, Histogram]]
 Waiting = Callable[[], Mapping[str, int]]
+Relays = Callable[[], Iterable[Relayed]]
 
 
 class Metrics:
     """A registry of its own, and its page."""
 
     def __init__(
-        self, service: Service, calls: Calls, times: Times, waiting: Waiting, ready: Callable[[], bool]
+        self,
+        service: Service,
+        calls: Calls,
+        times: Times,
+        waiting: Waiting,
+        ready: Callable[[], bool],
+        relays: Relays,
     ) -> None:
-        """Ended calls by method and code, their times by method, calls that wait for a thread by class.
+        """Ended calls by method and code, their times by method, calls that wait for a thread by class, relays before
+        gRPC.
 
         Raises ``UnsupportedError`` without the package ``prometheus_client``.
         """
@@ -52,7 +61,7 @@ class Metrics:
         self._generate = prometheus_client.generate_latest
         self.content_type = prometheus_client.CONTENT_TYPE_LATEST
         self._service, self._calls, self._times = service, calls, times
-        self._waiting, self._ready = waiting, ready
+        self._waiting, self._ready, self._relays = waiting, ready, relays
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         process: Any = prometheus_client.ProcessCollector
         process(registry=self._registry)
@@ -91,6 +100,11 @@ class Metrics:
         yield self._histogram("request_seconds", "Time from the call to its reply.", times, "method")
         waiting = {(name,): count for name, count in self._waiting().items()}
         yield self._gauge("calls_waiting", "Calls that wait for a thread, by class.", waiting, "class")
+        accepted, refused, paced, now = map(sum, zip((0, 0, 0, 0), *self._relays(), strict=True))
+        taken = {("accepted",): accepted, ("refused",): refused}
+        yield self._counter("connections", "Connections to gRPC through its relays, by result.", taken, "result")
+        yield self._gauge("connections_open", "Connections to gRPC through its relays.", {(): now})
+        yield self._counter("connection_pauses", "Waits of connections for their process's rate.", {(): paced})
 
     def _of_operations(self, operations: Iterable[OperationCounters]) -> Iterator[Metric]:
         by = {(item.name,): item for item in operations}

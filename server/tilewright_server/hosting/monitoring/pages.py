@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tilewright_server.endpoints.readiness import Readiness
+from tilewright_server.endpoints.rpc.listeners import Listener
+from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.endpoints.rpc.server import RpcServer
 from tilewright_server.hosting.monitoring.http import HttpListener, Page
 from tilewright_server.hosting.monitoring.metrics import Metrics
@@ -14,13 +16,23 @@ __all__ = ["http_listener"]
 
 
 def http_listener(
-    address: str, service: Service, rpc: RpcServer, readiness: Readiness, silent: Callable[[], bool]
+    address: str,
+    service: Service,
+    rpc: RpcServer,
+    readiness: Readiness,
+    silent: Callable[[], bool],
+    listeners: Callable[[], Iterable[Listener]],
 ) -> HttpListener:
-    """The listener of ``address``; ``silent`` says that gRPC does not answer.
+    """The listener of ``address``; ``silent`` says that gRPC does not answer, ``listeners`` are its own.
 
     Raises what ``HttpListener`` and ``Metrics`` do.
     """
-    metrics = Metrics(service, rpc.traffic.calls, rpc.traffic.times, rpc.waiting, lambda: not readiness.reason)
+    traffic = rpc.traffic
+
+    def relays() -> list[Relayed]:
+        return [item.relay.counts() for item in listeners() if item.relay is not None]
+
+    metrics = Metrics(service, traffic.calls, traffic.times, rpc.waiting, lambda: not readiness.reason, relays)
 
     def counted() -> Page:
         return Page(200, metrics.page(), metrics.content_type)
