@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from hypothesis import settings
 import tilewright  # noqa: F401
 import tilewright_arch
 from tilewright_emulator.code.compiler import WITHOUT_OBJDUMP, have_objdump
+
+sys.path.append(str(Path(__file__).parent / "kernels"))  # helpers that areas share
 
 
 def own_level() -> str:

@@ -1,4 +1,4 @@
-"""Makes ``toy`` and ``plugin_objects`` importable for the tests of this folder, and gives them archs and a device."""
+"""Makes ``toy`` importable for the tests of this folder, and gives them archs and a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 
