@@ -215,12 +215,21 @@ def typed(work: Callable[[], None], fault: Fault | None) -> None:
     try:
         work()
     except grpc.RpcError as error:
+        if fault is not None and fault.kind & Kind.SOCKET and is_broken(error):
+            raise Broken from None
         detail = detail_of(error)
         assert fault is not None, detail
         assert detail.code not in ("", "internal"), detail
     except (ConnectionError, TimeoutError, BrokenPipeError) as error:
         assert fault is not None and fault.kind & (Kind.SOCKET | Kind.OPEN | Kind.THREAD), error
         raise Broken from None
+
+
+def is_broken(error: grpc.RpcError) -> bool:
+    """True for the end of a connection, which no server said anything about."""
+    if "tilewright-error-bin" in dict(error.trailing_metadata() or ()):
+        return False
+    return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
 
 
 def answers(address: str, where: str) -> None:

@@ -24,6 +24,7 @@ from tilewright.errors import TilewrightError
 from tilewright.operations.layouts import heads_first, heads_last
 from tilewright.operations.matrices import deliver
 from tilewright.session.state import Core
+from tilewright.tensor.host import HostViews
 from tilewright.transport.drive import renamed
 from tilewright.transport.rpc import Flow
 from tilewright.types.arguments import Placement
@@ -127,6 +128,11 @@ def running(
 
     @functools.wraps(named)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
+        views = HostViews()
+        found = yield from on_arrays(core, *views.view(args), **views.view(kwargs))
+        return views.tensor(found)
+
+    def on_arrays(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[Any]:
         _check_names(named.__name__, kwargs, known)
         asked = named(core, *args, **kwargs)
         if asked.listed and not asked.outs:
@@ -178,7 +184,8 @@ def planning(
     @functools.wraps(named)
     def flow(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> Flow[PlanState]:
         _check_names(named.__name__, kwargs, known)
-        asked = named(core, *args, **kwargs)
+        views = HostViews()
+        asked = named(core, *views.view(args), **views.view(kwargs))
         try:
             return (
                 yield from prepare(core, asked.operation, asked.inputs, asked.targets, asked.attributes, **asked.choice)

@@ -30,6 +30,7 @@ __all__ = [
     "span_bytes",
     "strided",
     "too_large",
+    "torch_bits",
 ]
 
 Array = npt.NDArray[Any]
@@ -229,7 +230,7 @@ def dense(array: Array) -> tuple[Array, tuple[int, ...]]:
     return source, tuple(strides)
 
 
-def _torch_bits(value: Any) -> Array | None:
+def torch_bits(value: Any) -> Array | None:
     """A tensor of PyTorch on the host, of a type that PyTorch does not give to NumPy, as it lies; else None."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor) or value.device.type != "cpu":
@@ -250,7 +251,7 @@ def as_array(value: Any, field: str) -> Array:
         array = value
     else:
         try:
-            array = np.asarray(value) if (bits := _torch_bits(value)) is None else bits
+            array = np.asarray(value) if (bits := torch_bits(value)) is None else bits
             if array.dtype == np.float64 and isinstance(value, (float, list, tuple)):
                 array = array.astype(np.float32)  # Python's numbers have no element type of their own
         except (TypeError, ValueError, RuntimeError) as error:

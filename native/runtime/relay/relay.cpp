@@ -346,7 +346,7 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   target.sun_family = AF_UNIX;
   memcpy(target.sun_path, config->target, bytes);
   relay->target = target;
-  relay->spare = -1;
+  relay->spare = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   relay->listener = config->listener;
   relay->rates = {config->control, config->resets, config->frames};
   relay->connects = config->connects;
@@ -356,7 +356,7 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   epoll_event event;
   event.events = EPOLLIN;
   event.data.ptr = &relay->wake;
-  bool ready = relay->epoll >= 0 && relay->wake >= 0 &&
+  bool ready = relay->epoll >= 0 && relay->wake >= 0 && relay->spare >= 0 &&
                !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->wake, &event);
   event.data.ptr = &relay->listener;
   ready = ready && !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->listener, &event);

@@ -30,6 +30,7 @@ from tilewright.errors import InvalidArgumentError, TilewrightError, from_detail
 from tilewright.launch.library import load_library
 from tilewright.session.state import Core, Session, check_timeout
 from tilewright.tensor.export import device_for
+from tilewright.tensor.host import HostViews
 from tilewright.tensor.interop import DeviceTensor, recognise
 from tilewright.transport import messages, rpc
 from tilewright.transport.rpc import Flow, Rpc
@@ -224,6 +225,11 @@ class PlanState(PlacedPlan):
     def execute(
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
+        if out is not None:
+            views = HostViews()
+            viewed = views.view(out)
+            if views:
+                return views.tensor((yield from self.execute(inputs, viewed, named, repeat, timeout)))
         if repeat == 1:
             return (yield from self.launch(inputs, out, named, timeout=timeout))[1]
         found = yield from self.launch_here(inputs, out, named, None, _check_repeat(repeat))
