@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 SOURCE = re.compile(r"`((?:arch|client|emulator|native|plugins|proto|server|tools|bench|tests)/[\w./-]+\.\w+)`")
 IMAGINED = {"arch/tilewright_arch/specs/gfx1250.json", "server/tilewright.sock"}
-"""What a reader is shown how to make, and what is on a server."""
+"""Paths that a reader is shown how to make, or that are on a server."""
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 

@@ -1,4 +1,4 @@
-"""What starts quickly stays so: the modules that a start loads are counted, not timed."""
+"""Starts stay quick: the modules that one loads are counted, not timed."""
 
 from __future__ import annotations
 

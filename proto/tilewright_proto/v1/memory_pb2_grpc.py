@@ -121,7 +121,7 @@ class MemoryServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """What every session holds: for the role `administer`, and over a Unix socket for the server's own user and root.
+        """Holdings of every session: for the role `administer`, and over a Unix socket for the server's own user and root.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,4 +1,4 @@
-"""What a client reads with ``DescribeOperation`` is enough to make requests: it knows nothing else of operations."""
+"""Requests made from what ``DescribeOperation`` says alone: a client knows nothing else of operations."""
 
 from __future__ import annotations
 

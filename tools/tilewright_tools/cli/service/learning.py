@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ _FILES = typer.Argument(help="Results of `tilewright bench OPERATION --oracle`: 
 def train(
     files: list[Path] = _FILES,
     out: Path = typer.Option(..., "--out", help="Model to write, .npz; plugins ship it in their folder `measured`."),
+    classes: list[str] = typer.Option(
+        [], "--class", help="Class of problems that the model may choose for, of those measured. Default: all of them."
+    ),
 ) -> None:
     """Fit a learned model to measurements of one device."""
     from tilewright_kit.selection.trees import write_model
@@ -34,6 +38,13 @@ def train(
     results, operation, device = _read(files)
     lessons = lessons_of(results, operation, device)
     model = fit(lessons, operation, device)
+    if unknown := set(classes) - set(model.spaces):
+        raise typer.BadParameter(
+            f"nothing was measured of {', '.join(sorted(unknown))}; there is {', '.join(sorted(model.spaces))}",
+            param_hint="--class",
+        )
+    if classes:
+        model = replace(model, spaces={name: model.spaces[name] for name in classes})
     write_model(out, model)
     kernels = sum(len(item.configs) for item in lessons)
     note(
