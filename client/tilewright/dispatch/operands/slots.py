@@ -108,7 +108,7 @@ class Slot(NamedTuple):
             field=self.name,
             value=type(target).__name__,
             rule="plan_operand",
-            fix="pass an array as planned, or leave it out",
+            fix="pass a NumPy array as planned (of a PyTorch tensor on the host: tensor.numpy()), or leave it out",
         )
 
 

@@ -225,7 +225,7 @@ class PlanState(PlacedPlan):
     def execute(
         self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any], repeat: int, timeout: float | None
     ) -> Flow[Any]:
-        if out is not None:
+        if out is not None and type(out) is not np.ndarray:
             views = HostViews()
             viewed = views.view(out)
             if views:
