@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import shutil
@@ -40,6 +41,9 @@ GATES = ("test_conv_shipped_sets", "test_fmha_shipped_sets", "test_hip_compile",
 GATED = ("test_conv_shipped_sets", "test_fmha_shipped_sets")
 """Gates that read the instructions of kernels for AMD GPUs. Their own modules are part of the record of what passed."""
 
+# The collector need not go through modules and items over and over while these are made: ``pytest_collection_finish``.
+gc.disable()
+
 # A test that forgets to say where its server is must not start one for the user.
 os.environ.setdefault("TILEWRIGHT_START", "0")
 
@@ -75,6 +79,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     counts = Counter(item.path for item in usual)
     slow = {item.path for item in usual if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in slow, -counts[item.path], str(item.path)))
+
+
+def pytest_collection_finish() -> None:
+    """What lives to the end of the run is left out of every collection of garbage, those that tests ask for too."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from pathlib import Path
 
 import fmha_gpu_case
+import gpu_emulation
 import pytest
 import test_fmha_gpu_emulated
 from fmha_mutants import FMHA_MUTANTS, PLANNED, FmhaMutant, kernel_of, planted, run, run_planned
@@ -57,7 +58,7 @@ def test_planned_kernels_that_are_not_changed_are_right(mutant: FmhaMutant, tmp_
 @pytest.mark.extended
 def test_planted_bugs_are_caught(mutant: FmhaMutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     include = planted(mutant, tmp_path)
-    for module in (fmha_gpu_case, test_fmha_gpu_emulated):  # headers in quotes are looked for there first
+    for module in (gpu_emulation, test_fmha_gpu_emulated):  # headers in quotes are looked for there first
         monkeypatch.setattr(module, "FLAGS", (*module.FLAGS, "-iquote", str(include)))
     if mutant.suite in PLANNED:
         with pytest.raises(AssertionError):

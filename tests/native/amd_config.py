@@ -8,11 +8,14 @@ import hashlib
 import os
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from gpu_config import GpuConfig
+from grouping import Units
 from native_harness import INCLUDE
 
 from tilewright_emulator.code.compiler import MISSING, compiler
@@ -26,7 +29,9 @@ FLAGS = (
     "-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-nostdinc", "--no-gpu-bundle-output", "-O3",
     "-std=c++17", "-DNDEBUG", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}",
 )  # fmt: skip
+GEMM = '#include "tilewright/gpu/gemm/gemm.hpp"\n'
 PER_UNIT = 6  # kernels that are compiled together
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -82,16 +87,13 @@ def compile_kernels(folder: Path, kernels: dict[str, AmdConfig], options: Sequen
     """One code object with all kernels (of one arch), built unless it is there. Raises ``RuntimeError`` with the
     compiler's words."""
     (arch,) = {config.arch for config in kernels.values()}
-    text = '#include "tilewright/gpu/gemm/gemm.hpp"\n' + "".join(config.text(name) for name, config in kernels.items())
+    text = GEMM + "".join(config.text(name) for name, config in kernels.items())
     return compile_text(folder, text, arch, options)
 
 
 def compile_text(folder: Path, text: str, arch: str, options: Sequence[str] = ()) -> Built:
     """See ``compile_kernels``."""
-    command = compiler(folder)
-    if command is None:
-        raise FileNotFoundError(MISSING)
-    command += [*FLAGS, f"--offload-arch={arch}", *options]
+    command = [*_command(folder), f"--offload-arch={arch}", *options]
     headers = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(INCLUDE.rglob("*.hpp")))).hexdigest()
     key = hashlib.sha256("\0".join([headers, *command, text]).encode()).hexdigest()[:24]
     source, output = folder / f"{key}.hip", folder / f"{key}.co"
@@ -99,35 +101,78 @@ def compile_text(folder: Path, text: str, arch: str, options: Sequence[str] = ()
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not output.exists():
             source.write_text(text)
-            partial = output.with_suffix(f".{os.getpid()}")
-            done = subprocess.run([*command, str(source), "-o", str(partial)], capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(done.stderr[:6000])
-            partial.rename(output)
+            unfinished = output.with_suffix(f".{os.getpid()}")
+            _compile(command, source, unfinished)
+            unfinished.rename(output)
     return Built(output)
 
 
-class KernelSet:
-    """Kernels under names of their own, compiled when they are first wanted, with a few others of their arch."""
+def _command(folder: Path) -> list[str]:
+    command = compiler(folder)
+    if command is None:
+        raise FileNotFoundError(MISSING)
+    return [*command, *FLAGS]
 
-    def __init__(self, folder: Path, configs: Sequence[AmdConfig]) -> None:
-        self._folder = folder
-        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        self._groups: dict[str, dict[str, AmdConfig]] = {}
-        for arch in {config.arch for config in self.names}:
-            items = [(name, config) for config, name in self.names.items() if config.arch == arch]
-            for i in range(0, len(items), PER_UNIT):
-                group = dict(items[i : i + PER_UNIT])
-                self._groups.update(dict.fromkeys(group, group))
-        self._built: dict[str, Built] = {}
 
-    def built(self, config: AmdConfig) -> tuple[Built, str]:
+def _compile(command: Sequence[str], source: Path, output: Path) -> None:
+    done = subprocess.run([*command, str(source), "-o", str(output)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[:6000])
+
+
+def units_of(
+    folder: Path,
+    arch: str,
+    kernels: Iterable[K],
+    first: Collection[K],
+    head: Callable[[K], str],
+    text: Callable[[K, str], str],
+    size: int,
+) -> Units[K]:
+    """Kernels of one arch. ``first``: those that this run wants, which are compiled with each other alone."""
+    command = [*_command(folder), f"--offload-arch={arch}"]
+    build = partial(_compile, command)
+    return Units(folder, kernels, first, build, head=head, text=text, options=repr(command), size=size)
+
+
+class OnArch(Protocol):
+    """A kernel's configuration."""
+
+    @property
+    def arch(self) -> str: ...
+
+
+A = TypeVar("A", bound=OnArch)
+
+
+class AmdUnits(Generic[A]):
+    """Kernels of several archs, compiled when they are first wanted, with a few others of their arch."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kernels: Sequence[A],
+        first: Collection[A],
+        head: Callable[[A], str],
+        text: Callable[[A, str], str],
+        size: int = PER_UNIT,
+    ) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        own = {arch: [kernel for kernel in kernels if kernel.arch == arch] for arch in {each.arch for each in kernels}}
+        self._units = {arch: units_of(folder, arch, each, first, head, text, size) for arch, each in own.items()}
+
+    def built(self, kernel: A) -> tuple[Built, str]:
         """The code object that holds the configuration's kernel, and the kernel's name."""
-        name = self.names[config]
-        if name not in self._built:
-            group = self._groups[name]
-            self._built.update(dict.fromkeys(group, compile_kernels(self._folder, group)))
-        return self._built[name], name
+        units = self._units[kernel.arch]
+        return Built(units.file(kernel)), units.names[kernel]
+
+
+class KernelSet(AmdUnits[AmdConfig]):
+    """Kernels of products."""
+
+    def __init__(self, folder: Path, configs: Sequence[AmdConfig], first: Collection[AmdConfig] = ()) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        super().__init__(folder, configs, first, lambda _: GEMM, lambda config, name: config.text(name))
 
 
 def symbol_bytes(elf: bytes, name: str, size: int) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-from amd_config import WAVE, Built, compile_text
+from amd_config import WAVE, Built, units_of
 from amd_emulation import aligned
 from conv_gpu_case import ConvCase
 from conv_gpu_config import ConvGpuConfig
@@ -40,21 +41,16 @@ def for_arch(config: ConvGpuConfig, arch: str, turn: int = 0) -> ConvGpuConfig |
 class AmdConvKernels:
     """Kernels of one arch under names of their own, compiled when they are first wanted, with a few others."""
 
-    def __init__(self, folder: Path, arch: str, configs: list[ConvGpuConfig]) -> None:
-        self._folder, self.arch = folder, arch
-        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        self._built: dict[str, Built] = {}
+    def __init__(
+        self, folder: Path, arch: str, configs: list[ConvGpuConfig], first: Collection[ConvGpuConfig] = ()
+    ) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        self.arch = arch
+        self._units = units_of(folder, arch, configs, first, head, kernel_text, PER_UNIT)
 
     def built(self, config: ConvGpuConfig) -> tuple[Built, str]:
         """The code object that holds the configuration's kernel, and the kernel's name."""
-        name = self.names[config]
-        if name not in self._built:
-            same = [c for c in self.names if c.header == config.header]
-            at = same.index(config) // PER_UNIT * PER_UNIT
-            group = same[at : at + PER_UNIT]
-            built = compile_text(self._folder, unit({self.names[c]: c for c in group}), self.arch)
-            self._built.update({self.names[c]: built for c in group})
-        return self._built[name], name
+        return Built(self._units.file(config)), self._units.names[config]
 
     def launch(self, case: ConvCase, checks: Checks | None = None) -> None:
         """One launch of the case's kernel, and of the one that adds its partial sums."""
@@ -63,16 +59,23 @@ class AmdConvKernels:
 
 def unit(kernels: dict[str, ConvGpuConfig]) -> str:
     """A source text, with what launches of products need as constants of the code object."""
-    (header,) = {config.header for config in kernels.values()}
-    text = f'#include "tilewright/gpu/{header}"\n'
-    for name, config in kernels.items():
-        text += config.text(name)
-        if config.is_matrix:
-            conv = f"tw::gpu::Conv<Config_{name}>"
-            text += (
-                f'extern "C" __attribute__((device, used, visibility("protected"))) const uint32_t {name}_facts[2] = '
-                f"{{{conv}::threads, {conv}::shared_bytes}};\n"
-            )
+    (first,) = {head(config) for config in kernels.values()}
+    return first + "".join(kernel_text(config, name) for name, config in kernels.items())
+
+
+def head(config: ConvGpuConfig) -> str:
+    return f'#include "tilewright/gpu/{config.header}"\n'
+
+
+def kernel_text(config: ConvGpuConfig, name: str) -> str:
+    """One kernel's part of a source text."""
+    text = config.text(name)
+    if config.is_matrix:
+        conv = f"tw::gpu::Conv<Config_{name}>"
+        text += (
+            f'extern "C" __attribute__((device, used, visibility("protected"))) const uint32_t {name}_facts[2] = '
+            f"{{{conv}::threads, {conv}::shared_bytes}};\n"
+        )
     return text
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from conv_gpu_case import ConvCase
 from conv_gpu_config import ConvGpuConfig
-from gpu_emulation import FLAGS, LaunchHead
-from native_harness import Guarded, build_once
+from gpu_emulation import HostUnits, LaunchHead
+from native_harness import Guarded
 
 CONVERT_THREADS = 256
 CONVERT_SHARED = 4 * CONVERT_THREADS
@@ -20,26 +20,16 @@ PER_UNIT = 8  # kernels that are compiled together: what they share is compiled 
 class ConvEmulator:
     """Kernels under names of their own, built when they are first wanted, with a few others."""
 
-    def __init__(self, folder: Path, configs: Sequence[ConvGpuConfig]) -> None:
-        self._folder = folder
-        self.names = {config: f"c{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        self._libraries: dict[str, ctypes.CDLL] = {}
-
-    def _library(self, config: ConvGpuConfig) -> ctypes.CDLL:
-        name = self.names[config]
-        if name not in self._libraries:
-            same = [c for c in self.names if (c.header, c.wave_size) == (config.header, config.wave_size)]
-            at = same.index(config) // PER_UNIT * PER_UNIT
-            group = same[at : at + PER_UNIT]
-            text = f'#include "tilewright/gpu/{config.header}"\n' + "".join(c.text(self.names[c]) for c in group)
-            flags = (*FLAGS, f"-DTW_HOST_WAVE={config.wave_size}")
-            library = ctypes.CDLL(str(build_once(self._folder, text, flags)))
-            self._libraries.update({self.names[c]: library for c in group})
-        return self._libraries[name]
+    def __init__(self, folder: Path, configs: Sequence[ConvGpuConfig], first: Collection[ConvGpuConfig] = ()) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        self._units = HostUnits(
+            folder, configs, first, lambda config: f'#include "tilewright/gpu/{config.header}"\n',
+            lambda config, name: config.text(name), PER_UNIT, lambda config: config.wave_size,
+        )  # fmt: skip
 
     def launch(self, case: ConvCase, seed: int = 1) -> None:
-        config, library = case.config, self._library(case.config)
-        name, tasks = self.names[config], case.tasks()
+        config, tasks = case.config, case.tasks()
+        library, name = self._units.library(config)
         table = np.frombuffer(tasks + bytes(8), np.uint8).copy()
         workspace = Guarded(case.workspace(), 64)
         workspace.array(np.dtype(np.uint8), workspace.bytes)[:] = 0xFF

@@ -5,20 +5,18 @@ and the emulator of AMD instructions.
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from amd_config import Built, compile_text
+from amd_config import AmdUnits
 from amd_emulation import aligned
 from fmha_native_args import FmhaArgs, FmhaKernel
 from fmha_native_case import FmhaCall
-from gpu_emulation import FLAGS
-from native_harness import Guarded, build_once
+from gpu_emulation import HostUnits
+from native_harness import Guarded
 
 from tilewright_emulator import Checks, CodeObject, Memory, Report
 
@@ -124,26 +122,25 @@ def stages_of(kernel: GpuFmhaKernel) -> list[GpuFmhaKernel]:
     return [kernel, gpu_combine_of(kernel)] if kernel.family == "split" else [kernel]
 
 
+def _stages(kernels: Iterable[GpuFmhaKernel]) -> list[GpuFmhaKernel]:
+    return list(dict.fromkeys(stage for kernel in kernels for stage in stages_of(kernel)))
+
+
 class HostKernels:
-    """Kernels in the CUDA form that run on this machine's CPU."""
+    """Kernels in the CUDA form that run on this machine's CPU, compiled when they are first wanted, with a few
+    others."""
 
-    def __init__(self, folder: Path, kernels: Sequence[GpuFmhaKernel], each: int = 6) -> None:
-        every = list(dict.fromkeys(stage for kernel in kernels for stage in stages_of(kernel)))
-        self.names = {kernel: f"k{index}" for index, kernel in enumerate(every)}
-        self._libraries: dict[str, ctypes.CDLL] = {}
-        items = list(self.names.items())
-
-        def build(group: list[tuple[GpuFmhaKernel, str]]) -> None:
-            text = "".join(kernel.definition(name) for kernel, name in group)
-            library = ctypes.CDLL(str(build_once(folder, text, (*FLAGS, "-DTW_HOST_WAVE=32"))))
-            self._libraries.update({name: library for _, name in group})
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(build, [items[i : i + each] for i in range(0, len(items), each)]))
+    def __init__(
+        self, folder: Path, kernels: Sequence[GpuFmhaKernel], each: int = 6, first: Collection[GpuFmhaKernel] = ()
+    ) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        self._units = HostUnits(
+            folder, _stages(kernels), _stages(first), lambda _: "", lambda kernel, name: kernel.definition(name), each,
+            lambda _: 32,
+        )  # fmt: skip
 
     def launch(self, kernel: GpuFmhaKernel, call: Any, seed: int) -> None:
-        args, name = call.args, self.names[kernel]
-        library = self._libraries[name]
+        args, (library, name) = call.args, self._units.library(kernel)
         _, shared = (ctypes.c_uint32 * 2).in_dll(library, f"{name}_facts")
         counters = np.zeros(16, np.uint32)
         args.counters = counters.ctypes.data
@@ -154,28 +151,16 @@ class HostKernels:
         args.counters = None
 
 
-class AmdKernels:
-    """Kernels for AMD GPUs in the project's emulator: those of an arch are one code object."""
+class AmdKernels(AmdUnits[GpuFmhaKernel]):
+    """Kernels for AMD GPUs in the project's emulator."""
 
-    def __init__(self, folder: Path, kernels: Sequence[GpuFmhaKernel], each: int = 6) -> None:
-        self._folder = folder
-        every = list(dict.fromkeys(stage for kernel in kernels for stage in stages_of(kernel)))
-        self.names = {kernel: f"k{index}" for index, kernel in enumerate(every)}
-        self._groups: dict[str, list[GpuFmhaKernel]] = {}
-        self._built: dict[str, Built] = {}
-        for arch in {kernel.arch for kernel in every}:
-            own = [kernel for kernel in every if kernel.arch == arch]
-            for i in range(0, len(own), each):
-                self._groups.update({self.names[kernel]: own[i : i + each] for kernel in own[i : i + each]})
-
-    def built(self, kernel: GpuFmhaKernel) -> tuple[Built, str]:
-        name = self.names[kernel]
-        if name not in self._built:
-            group = self._groups[name]
-            text = "".join(item.definition(self.names[item]) for item in group)
-            built = compile_text(self._folder, text, kernel.arch)
-            self._built.update({self.names[item]: built for item in group})
-        return self._built[name], name
+    def __init__(
+        self, folder: Path, kernels: Sequence[GpuFmhaKernel], each: int = 6, first: Collection[GpuFmhaKernel] = ()
+    ) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        super().__init__(
+            folder, _stages(kernels), _stages(first), lambda _: "", lambda kernel, name: kernel.definition(name), each
+        )
 
     def launch(self, kernel: GpuFmhaKernel, call: Any, seed: int = 0) -> Report:
         del seed

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 from gpu_config import GpuConfig
+from grouping import Units
 from native_case import Call
-from native_harness import Guarded, ProblemArgs, build_once
+from native_harness import Guarded, ProblemArgs, compile_unit, compiler
 
 FLAGS = ("-DTW_PLATFORM_HOST", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-clobbered", "-O1")
 
@@ -43,28 +45,54 @@ def task_bytes(config: GpuConfig, args: ProblemArgs, first_tile: int) -> bytes:
     return bytes(plain) + first_tile.to_bytes(8, "little") + operands
 
 
+K = TypeVar("K", bound=Hashable)
 PER_UNIT = 8  # kernels that are compiled together: what they share is compiled once
+
+
+class HostUnits(Generic[K]):
+    """GPU kernels for the host's platform, compiled when they are first wanted, with a few others."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kernels: Sequence[K],
+        first: Collection[K],
+        head: Callable[[K], str],
+        text: Callable[[K, str], str],
+        size: int,
+        lanes: Callable[[K], int],
+    ) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        command, self._lanes = compiler(), lanes
+
+        def units(wave_size: int) -> Units[K]:
+            flags = (*FLAGS, f"-DTW_HOST_WAVE={wave_size}")
+            return Units(
+                folder, [kernel for kernel in kernels if lanes(kernel) == wave_size], first,
+                lambda source, output: compile_unit(command, source, output, flags),
+                head=head, text=text, options=repr([command, flags]), size=size,
+            )  # fmt: skip
+
+        self._units = {wave_size: units(wave_size) for wave_size in set(map(lanes, kernels))}
+        self._libraries: dict[K, ctypes.CDLL] = {}
+
+    def library(self, kernel: K) -> tuple[ctypes.CDLL, str]:
+        """The one that has the configuration's kernel, and the kernel's name."""
+        units = self._units[self._lanes(kernel)]
+        if kernel not in self._libraries:
+            self._libraries[kernel] = ctypes.CDLL(str(units.file(kernel)))
+        return self._libraries[kernel], units.names[kernel]
 
 
 class Emulator:
     """Kernels under names of their own, built when they are first wanted, with a few others."""
 
-    def __init__(self, folder: Path, configs: Sequence[GpuConfig]) -> None:
-        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        self._folder = folder
-        self._libraries: dict[str, ctypes.CDLL] = {}
-
-    def library(self, config: GpuConfig) -> ctypes.CDLL:
-        """The one that has the configuration's kernel."""
-        name = self.names[config]
-        if name not in self._libraries:
-            same = [item for item in self.names if item.wave_size == config.wave_size]
-            at = same.index(config) // PER_UNIT * PER_UNIT
-            group = same[at : at + PER_UNIT]
-            text = '#include "tilewright/gpu/gemm/gemm.hpp"\n' + "".join(item.text(self.names[item]) for item in group)
-            library = ctypes.CDLL(str(build_once(self._folder, text, (*FLAGS, f"-DTW_HOST_WAVE={config.wave_size}"))))
-            self._libraries.update({self.names[item]: library for item in group})
-        return self._libraries[name]
+    def __init__(self, folder: Path, configs: Sequence[GpuConfig], first: Collection[GpuConfig] = ()) -> None:
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        self._units = HostUnits(
+            folder, configs, first, lambda _: '#include "tilewright/gpu/gemm/gemm.hpp"\n',
+            lambda config, name: config.text(name), PER_UNIT, lambda config: config.wave_size,
+        )  # fmt: skip
 
     def launch(self, call: Call, grid: int = 0, seed: int = 1) -> None:
         """One launch of the call's kernel; ``grid`` is the number of workgroups of a persistent kernel."""
@@ -84,8 +112,8 @@ class Emulator:
             head.tasks = table.ctypes.data
         block = bytes(head) + (b"" if config.grouped else tasks)
         total = tiles * call.split_k
-        name = self.names[config]
-        function = getattr(self.library(config), name)
+        library, name = self._units.library(config)
+        function = getattr(library, name)
         status = function(block, grid if config.persistent else total, config.shared_bytes, ctypes.c_uint(seed))
         assert status == 0, f"{config} failed, or its threads wait for each other for ever"
         assert not counters.any(), "the launch leaves its counters at zero"

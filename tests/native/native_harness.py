@@ -14,13 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from grouping import Units
 
 INCLUDE = Path(__file__).resolve().parents[2] / "native" / "include"
 RUNTIME = INCLUDE / "tilewright" / "cpu" / "runtime.cpp"
@@ -280,25 +281,22 @@ class Library:
         level: str,
         command: Sequence[str] | None = None,
         header: str = "gemm/gemm.hpp",
+        first: Collection[Config] = (),
     ) -> None:
-        self.names = {config: f"k{index}" for index, config in enumerate(dict.fromkeys(configs))}
-        self._handles: dict[str, ctypes.CDLL] = {}
-        self._folder, self._level, self._command, self._header = folder, level, command, header
-
-    def _build(self, config: Config) -> None:
-        every = list(self.names.items())
-        at = list(self.names).index(config) // PER_UNIT * PER_UNIT
-        group = every[at : at + PER_UNIT]
-        text = "".join(config.source(name) for config, name in group)
-        text = f'#include "tilewright/cpu/{self._header}"\n{text}'
-        handle = ctypes.CDLL(str(build_once(self._folder, text, LEVELS[self._level][0], self._command)))
-        self._handles.update({name: handle for _, name in group})
+        """``first``: those that this run wants, which are compiled with each other alone."""
+        command, flags = list(command or compiler()), LEVELS[level][0]
+        self._units = Units(
+            folder, configs, first, lambda source, output: compile_unit(command, source, output, flags),
+            head=lambda _: f'#include "tilewright/cpu/{header}"\n', text=lambda config, name: config.source(name),
+            options=repr([command, FLAGS, flags]), size=PER_UNIT,
+        )  # fmt: skip
+        self.names = self._units.names
+        self._handles: dict[Config, ctypes.CDLL] = {}
 
     def entry(self, config: Config, suffix: str = "") -> Any:
-        name = self.names[config]
-        if name not in self._handles:
-            self._build(config)
-        function = getattr(self._handles[name], name + suffix)
+        if config not in self._handles:
+            self._handles[config] = ctypes.CDLL(str(self._units.file(config)))
+        function = getattr(self._handles[config], self.names[config] + suffix)
         if suffix in ("_workspace", "_packed_b"):
             function.restype = ctypes.c_int64
         return function

@@ -80,6 +80,7 @@ def test_every_atom_compiles_to_its_instruction_without_spills(arch: str, build_
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.extended
 def test_every_barrier_waits_for_shared_memory(arch: str, build_folder: Path) -> None:
     """Ahead of each barrier, with no jump and no operation on LDS in between, a wave waits for all of its own."""
     kernels, barriers = KernelSet(build_folder, ALL), 0

@@ -17,6 +17,7 @@ import pytest
 from amd_cases import ARCHS, LAYOUTS, drop_subnormals
 from amd_config import WAVE, AmdConfig, compile_kernels
 from gpu_emulation import FLAGS
+from grouping import wanted
 from native_case import DTYPES, Call, Sizes
 from native_harness import Guarded, build_once
 from sampling import partly
@@ -100,13 +101,13 @@ CROWDED = {
 
 
 @pytest.fixture(scope="module")
-def kernels(build_folder: Path):  # type: ignore[no-untyped-def]
+def kernels(build_folder: Path, request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     if compiler(build_folder) is None:
         pytest.skip(f"needs {MISSING}")
     from amd_emulation import AmdKernels
 
-    ordered = [CONFIGS[item.values[0]] for item in LOOPS]  # what is run together is compiled together
-    return AmdKernels(build_folder, [FAST, *CROWDED.values(), *ordered])
+    every = {**CROWDED, **CONFIGS}
+    return AmdKernels(build_folder, [FAST, *every.values()], wanted(request, every))
 
 
 def packed_b(config: AmdConfig, b: np.ndarray) -> tuple[np.ndarray, int]:  # type: ignore[type-arg]

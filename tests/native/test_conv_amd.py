@@ -7,7 +7,7 @@ not arrived. Values are drawn anew in every run; the seed is shown when a test f
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from amd_config import ARCHS, missing_tools
 from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
 from conv_gpu_config import ConvGpuConfig
+from grouping import wanted
 from sampling import partly
 
 import tilewright_arch
@@ -64,14 +65,16 @@ ORDERED = partly(TURNS, shown)
 
 
 @pytest.fixture(scope="module")
-def kernels(build_folder: Path) -> dict[str, AmdConvKernels]:
+def kernels(build_folder: Path, request: pytest.FixtureRequest) -> dict[str, AmdConvKernels]:
     if missing := missing_tools(build_folder):
         pytest.skip(f"needs {missing}")
     from conv_amd_emulation import AmdConvKernels
 
-    ordered = [TURNS[item.values[0]] for item in ORDERED]  # what is run together is compiled together
-    configs = {arch: [config_of(name, arch) for name, own in ordered if own == arch] for arch in ARCHS}
-    return {arch: AmdConvKernels(build_folder, arch, [c for c in each if c]) for arch, each in configs.items()}
+    def of(turns: Iterable[tuple[str, str]], arch: str) -> list[ConvGpuConfig]:
+        return [config for name, own in turns if own == arch and (config := config_of(name, arch))]
+
+    first = wanted(request, TURNS)
+    return {arch: AmdConvKernels(build_folder, arch, of(TURNS.values(), arch), of(first, arch)) for arch in ARCHS}
 
 
 @pytest.mark.parametrize("turn", ORDERED)

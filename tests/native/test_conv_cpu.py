@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conv_native_case import ConvCall, ConvConfig, Shape
+from grouping import wanted
 from native_harness import LEVELS, Library, Runtime
 
 # (a, b, c, dot depth)
@@ -121,10 +122,17 @@ def each(group: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def libraries(build_folder: Path, level: str) -> dict[str, Library]:
+def libraries(build_folder: Path, level: str, request: pytest.FixtureRequest) -> dict[str, Library]:
     """One for each header: a unit includes a single one."""
     return {
-        group: Library(build_folder, [GROUPS[group][name] for name in chosen(level, group)], level, header=header)
+        group: Library(
+            build_folder,
+            [GROUPS[group][name] for name in chosen(level, group)],
+            level,
+            None,
+            header,
+            wanted(request, GROUPS[group]),
+        )
         for group, header in HEADERS.items()
     }
 

@@ -6,6 +6,7 @@ are drawn anew in every run; the seed is shown when a test fails.
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,13 @@ import pytest
 from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
 from conv_gpu_emulation import ConvEmulator
+from grouping import wanted
 
 
 @pytest.fixture(scope="module")
-def emulator(build_folder: Path) -> ConvEmulator:
-    return ConvEmulator(build_folder, [config for config, _ in CASES.values()])
+def emulator(build_folder: Path, request: pytest.FixtureRequest) -> ConvEmulator:
+    every, first = (list(map(itemgetter(0), cases)) for cases in (CASES.values(), wanted(request, CASES)))
+    return ConvEmulator(build_folder, every, first)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,6 +11,7 @@ import pytest
 from amd_config import ARCHS, WAVE, missing_tools
 from fmha_gpu_case import AmdKernels, GpuFmhaCall, GpuFmhaKernel
 from fmha_native_args import FmhaShape
+from grouping import wanted
 
 from tilewright_fmha.problem.masks import Mask
 
@@ -60,11 +61,16 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="session")
-def kernels(build_folder: Path) -> AmdKernels:
+@pytest.fixture(scope="module")
+def kernels(build_folder: Path, request: pytest.FixtureRequest) -> AmdKernels:
     if missing := missing_tools(build_folder):
         pytest.skip(f"needs {missing}")
-    return AmdKernels(build_folder, [kernel for kernel, _ in CASES.values()], each=12)
+    return AmdKernels(
+        build_folder,
+        [kernel for kernel, _ in CASES.values()],
+        each=12,
+        first=[kernel for kernel, _ in wanted(request, CASES)],
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,6 +84,7 @@ def test_features(kernels: AmdKernels, name: str, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(3)
 def test_kernels_have_no_spills(kernels: AmdKernels, name: str) -> None:
     built, symbol = kernels.built(CASES[name][0])
     facts = built.resources(symbol)

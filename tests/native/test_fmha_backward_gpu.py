@@ -12,6 +12,7 @@ import pytest
 from amd_config import ARCHS, WAVE, missing_tools
 from fmha_gpu_case import AmdKernels, GpuFmhaCall, GpuFmhaKernel, HostKernels
 from fmha_native_args import FmhaShape
+from grouping import wanted
 
 from tilewright_fmha.problem.masks import Mask
 from tilewright_fmha.problem.philox import random_bytes
@@ -198,16 +199,20 @@ class Gradients(GpuFmhaCall):
             assert np.all(got[rows:] == 0), where
 
 
-@pytest.fixture(scope="session")
-def gradients(build_folder: Path) -> HostKernels:
-    return HostKernels(build_folder, [kernel for kernel, _ in CASES.values()], each=9)
+@pytest.fixture(scope="module")
+def gradients(build_folder: Path, request: pytest.FixtureRequest) -> HostKernels:
+    return HostKernels(
+        build_folder, [kernel for kernel, _ in CASES.values()], 9, [kernel for kernel, _ in wanted(request, CASES)]
+    )
 
 
-@pytest.fixture(scope="session")
-def emulated(build_folder: Path) -> AmdKernels:
+@pytest.fixture(scope="module")
+def emulated(build_folder: Path, request: pytest.FixtureRequest) -> AmdKernels:
     if missing := missing_tools(build_folder):
         pytest.skip(f"needs {missing}")
-    return AmdKernels(build_folder, [kernel for kernel, _ in AMD.values()], each=9)
+    return AmdKernels(
+        build_folder, [kernel for kernel, _ in AMD.values()], 9, [kernel for kernel, _ in wanted(request, AMD)]
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

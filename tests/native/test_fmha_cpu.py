@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fmha_native_args import FmhaKernel, FmhaShape
 from fmha_native_case import FmhaCall
+from grouping import wanted
 from native_harness import LEVELS, Library, Runtime, build_once, missing_features
 
 from tilewright_fmha.problem.masks import Mask
@@ -92,9 +93,10 @@ def everywhere(build_folder: Path, level: str) -> Library:
     return Library(build_folder, list(EVERYWHERE.values()), level, header="fmha/forward.hpp")
 
 
-@pytest.fixture(scope="session")
-def features(build_folder: Path) -> Library:
-    return Library(build_folder, [kernel for kernel, _ in FEATURES.values()], BEST, header="fmha/forward.hpp")
+@pytest.fixture(scope="module")
+def features(build_folder: Path, request: pytest.FixtureRequest) -> Library:
+    every, first = ([kernel for kernel, _ in cases] for cases in (FEATURES.values(), wanted(request, FEATURES)))
+    return Library(build_folder, every, BEST, header="fmha/forward.hpp", first=first)
 
 
 def run(library: Library, runtime: Runtime, kernel: FmhaKernel, shape: FmhaShape, rng: np.random.Generator) -> FmhaCall:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fmha_gpu_case import GpuFmhaCall, GpuFmhaKernel, HostKernels
 from fmha_native_args import FmhaShape
+from grouping import wanted
 
 from tilewright_fmha.problem.masks import Mask
 
@@ -92,9 +93,10 @@ CASES: dict[str, tuple[GpuFmhaKernel, FmhaShape]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def kernels(build_folder: Path) -> HostKernels:
-    return HostKernels(build_folder, [kernel for kernel, _ in CASES.values()])
+@pytest.fixture(scope="module")
+def kernels(build_folder: Path, request: pytest.FixtureRequest) -> HostKernels:
+    every, first = ([kernel for kernel, _ in cases] for cases in (CASES.values(), wanted(request, CASES)))
+    return HostKernels(build_folder, every, first=first)
 
 
 @pytest.mark.parametrize("name", CASES)

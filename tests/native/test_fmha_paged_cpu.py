@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fmha_native_args import FmhaKernel, FmhaShape
 from fmha_native_case import FmhaCall
+from grouping import wanted
 from native_harness import LEVELS, Library, Runtime, missing_features
 
 from tilewright_fmha.problem.masks import Mask
@@ -31,9 +32,10 @@ KERNELS: dict[str, FmhaKernel] = {
 }
 
 
-@pytest.fixture(scope="session")
-def library(build_folder: Path) -> Library:
-    return Library(build_folder, list(KERNELS.values()), BEST, header="fmha/forward.hpp")
+@pytest.fixture(scope="module")
+def library(build_folder: Path, request: pytest.FixtureRequest) -> Library:
+    first = wanted(request, KERNELS)
+    return Library(build_folder, list(KERNELS.values()), BEST, header="fmha/forward.hpp", first=first)
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fmha_native_args import FmhaKernel, FmhaShape, combine_of
 from fmha_native_case import FmhaCall
+from grouping import wanted
 from native_harness import LEVELS, Library, Runtime, missing_features
 
 from tilewright_fmha.problem.masks import Mask
@@ -39,10 +41,13 @@ CASES: dict[str, tuple[FmhaKernel, FmhaShape]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def library(build_folder: Path) -> Library:
-    kernels = [kernel for kernel, _ in CASES.values()]
-    return Library(build_folder, [*kernels, *map(combine_of, kernels)], BEST, header="fmha/forward.hpp")
+@pytest.fixture(scope="module")
+def library(build_folder: Path, request: pytest.FixtureRequest) -> Library:
+    def stages(cases: Iterable[tuple[FmhaKernel, FmhaShape]]) -> list[FmhaKernel]:
+        return [stage for kernel, _ in cases for stage in (kernel, combine_of(kernel))]
+
+    every, first = stages(CASES.values()), stages(wanted(request, CASES))
+    return Library(build_folder, every, BEST, header="fmha/forward.hpp", first=first)
 
 
 @pytest.mark.parametrize("name", CASES)

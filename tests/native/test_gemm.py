@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grouping import wanted
 from native_case import UNARY, Call, Sizes
 from native_harness import LEVELS, Config, GemmArgs, Library, Runtime
 from sampling import fields_of, partly
@@ -138,8 +139,10 @@ def each(group: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def library(build_folder: Path, level: str) -> Library:
-    return Library(build_folder, [GROUPS[group][name] for group in GROUPS for name in chosen(level, group)], level)
+def library(build_folder: Path, level: str, request: pytest.FixtureRequest) -> Library:
+    every = [GROUPS[group][name] for group in GROUPS for name in chosen(level, group)]
+    first = [config for group in GROUPS.values() for config in wanted(request, group)]
+    return Library(build_folder, every, level, first=first)
 
 
 def common(library: Library) -> list[Config]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from gpu_config import GpuConfig
 from gpu_emulation import Emulator
+from grouping import wanted
 from native_case import UNARY, Call, Sizes
 from sampling import fields_of, partly
 
@@ -95,7 +96,7 @@ WIDE_WAVES = {  # as AMD's compute GPUs have
 }
 
 GROUPED = {
-    name: config.replace(grouped=True, persistent=n % 2 == 0)
+    f"{name}_grouped": config.replace(grouped=True, persistent=n % 2 == 0)
     for n, (name, config) in enumerate(itertools.islice(PRODUCTS.items(), 0, None, 5))
 }
 
@@ -122,9 +123,9 @@ D_LAYOUTS = ("full", "row", "column", "scalar", "transposed", "row_batch")
 
 
 @pytest.fixture(scope="module")
-def emulator(build_folder: Path) -> Emulator:
-    ordered = [PRODUCTS[item.values[0]] for item in ORDERED]  # what is run together is compiled together
-    return Emulator(build_folder, [*GROUPED.values(), *EPILOGUES.values(), *WIDE_WAVES.values(), *ordered])
+def emulator(build_folder: Path, request: pytest.FixtureRequest) -> Emulator:
+    every = {**GROUPED, **EPILOGUES, **WIDE_WAVES, **PRODUCTS}
+    return Emulator(build_folder, list(every.values()), wanted(request, every))
 
 
 def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
