@@ -391,3 +391,23 @@ def test_a_captured_graph_launches_in_this_process(client: tw.Client, torch: Any
     torch.cuda.synchronize()
     check(torch, out, a, b)
     check(torch, other, c, d)
+
+
+def test_a_captured_graph_has_a_workspace_of_its_own(client: tw.Client, torch: Any) -> None:
+    a, b = random(torch, 64, 4096), random(torch, 4096, 64)
+    plan = client.plan_gemm(a, b, split_k=16)
+    plan(a, b)
+    assert client.report is not None
+    assert client.report.placement == "caller"
+    assert "cluster1x1x" not in client.report.kernels[0]  # parts that meet in a cluster need none
+    out = torch.full((64, 64), float("nan"), device="cuda", dtype=a.dtype)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        plan(a, b, out=out)
+    for _ in range(3):
+        a.copy_(random(torch, *a.shape))
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        check(torch, out, a, b)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -72,3 +74,21 @@ def test_asking_loads_no_driver() -> None:
         "assert 'libcuda.so.1' not in open('/proc/self/maps').read()"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_started_driver_is_found_under_the_name_of_its_version(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler (cc, gcc or clang) is installed")
+    source = tmp_path / "driver.c"
+    source.write_text("int cuDeviceGetCount(int* count) { return *count = 1, 0; }")
+    library = tmp_path / "libcuda.so.580.159.04"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)], check=True
+    )
+    (tmp_path / "libcuda.so.1").symlink_to(library.name)
+    script = (
+        "import ctypes; ctypes.CDLL('libcuda.so.1');from tilewright.session import mps; assert mps._cuda_has_started()"
+    )
+    env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=env)

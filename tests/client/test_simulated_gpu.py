@@ -447,3 +447,21 @@ def test_this_process_launches_on_its_own_streams(target: str, gpu: Gpu, torch: 
         with pytest.raises(tw.UnsupportedError) as elsewhere:
             plan(a, np.ones((64, 64), tw.DTYPES["bf16"]), out=out)
         assert elsewhere.value.rule == "caller_launch_operands"
+
+
+def test_a_capture_takes_launches_in_this_process_that_need_a_workspace(libraries, target, gpu, torch) -> None:
+    base = gpu.allocate(6 * PART)
+    shapes = ((64, 2048), (2048, 64), (64, 64))
+    a, b, out = (torch.Tensor(base + index * 2 * PART, shape, "bfloat16") for index, shape in enumerate(shapes))
+    with tw.connect(target, launch="caller") as client:
+        plan = client.plan_gemm(a, b, out=out, split_k=16)
+        assert plan(a, b, out=out) is out
+        assert client.report is not None
+        assert "cluster1x1x" not in client.report.kernels[0]  # parts that meet in a cluster need none
+        torch.current = captured = gpu.stream()
+        gpu.call("cuStreamBeginCapture_v2", ctypes.c_uint64(captured), 2)
+        for _ in range(2):
+            assert plan(a, b, out=out) is out
+        assert gpu.made_behind("cuStreamEndCapture", captured)
+        assert plan(a, b, out=out) is out
+        assert gpu.comes_to_rest(captured)

@@ -242,7 +242,10 @@ tw_status arena_for(const GpuApi& api, const tw_plan* plan, uint64_t context, tw
   uint64_t capture = 0, id = 0;
   void* graph = nullptr;
   int code = api.capture(stream, &capturing, &capture, &graph);
-  if (!code) code = api.stream_id(stream, &id);
+  if (capturing)
+    id = (uint64_t)(uintptr_t)stream;  // CUDA tells no number of a stream that is captured, and its handle lives as long
+  else if (!code)
+    code = api.stream_id(stream, &id);
   if (code) return driver_error(api, code, "looking at the stream");
   if (!capturing) {
     capture = 0;

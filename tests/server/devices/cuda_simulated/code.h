@@ -175,6 +175,7 @@ R cuGraphInstantiateWithFlags(Exec** e, Graph* g, unsigned long long f) {
   for (int i = 0; i < g->count; i++) {
     (*e)->origin[i] = g->nodes[i];
     (*e)->copy[i] = *g->nodes[i];
+    if (g->nodes[i]->kind != LAUNCH) continue;
     size_t n = g->nodes[i]->func->kernel->params;
     (*e)->copy[i].params = memcpy(malloc(n), g->nodes[i]->params, n);
   }
@@ -196,8 +197,8 @@ R cuGraphLaunch(Exec* e, Stream* s) {
   ENTER;
   for (int i = 0; i < e->count; i++) {
     Op op = e->copy[i];
-    size_t n = op.func->kernel->params;
-    op.params = memcpy(malloc(n), e->copy[i].params, n);
+    const size_t n = op.kind == LAUNCH ? op.func->kernel->params : 0;
+    op.params = n ? memcpy(malloc(n), e->copy[i].params, n) : 0;
     R r = put(s, op);
     if (r) return r;
   }

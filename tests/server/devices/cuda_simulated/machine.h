@@ -291,7 +291,7 @@ static R put(Stream* s, Op op) {
   Op* o = malloc(sizeof *o);
   *o = op, o->next = 0;
   if (s->capture) {
-    if (op.kind != LAUNCH) return CAPTURE_UNSUPPORTED;
+    if (op.kind != LAUNCH && op.kind != SET) return CAPTURE_UNSUPPORTED;
     s->capture->nodes[s->capture->count++] = o;
     return OK;
   }

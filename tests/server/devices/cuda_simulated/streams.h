@@ -135,6 +135,7 @@ R cuStreamCreate(Stream** s, unsigned f) {
 }
 R cuStreamGetId(Stream* s, unsigned long long* id) {
   ENTER;
+  if (s && s->capture) return CAPTURE_UNSUPPORTED;  // as the driver says of a stream that is captured
   *id = s ? s->id : 0;
   return OK;
 }
