@@ -142,7 +142,7 @@ class Application:
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:
-            listener = Listener(address, access, relay=settings.relay)
+            listener = Listener(address, access, peers=self.rpc.peers if settings.relay else None)
             listener.bind(self.rpc.server, certificates.credentials() if certificates is not None else None)
             self._parts.callback(listener.close)
             self.listeners.append(listener)

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from forwarding import STRANGER, folder_for_all, forwarded
 from rpc_harness import ServerProcess
 
 from tilewright_proto.inference import inference_pb2 as pb
@@ -278,3 +279,22 @@ def test_an_address_of_its_own_serves_this_protocol_alone(tmp_path: Path) -> Non
         with refused(grpc.StatusCode.UNIMPLEMENTED):
             Client(own.addresses[0]).call("ServerLive", live, pb.ServerLiveResponse)
         assert own.stop() == 0, own.log()
+
+
+def test_users_of_one_socket_share_their_own_memory_only(tmp_path: Path) -> None:
+    own, others = (Path(f"/dev/shm/kserve_{name}_{os.getpid()}") for name in ("own", "others"))
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(folder_for_all())
+        server = stack.enter_context(ServerProcess(place, GEMM, socket_mode="666"))
+        address, _ = stack.enter_context(forwarded(server, place, STRANGER))
+        for path in (own, others):
+            stack.callback(path.unlink, missing_ok=True)
+            path.write_bytes(A.tobytes())
+        os.chown(own, STRANGER, STRANGER)
+        stranger = Client(address)
+        stranger.register("r", own.name)
+        assert stranger.infer(region="r", byte_size=64).raw_output_contents == [(A @ A).tobytes()]
+        with refused(NOT_FOUND):
+            stranger.register("s", others.name)
+        server_user = Client(server.addresses[0])
+        assert (server_user.names(), stranger.names()) == ([], ["r"])

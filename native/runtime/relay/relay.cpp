@@ -2,6 +2,8 @@
 #include "relay/relay.h"
 
 #include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -13,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/error.hpp"
+#include "common/lock.hpp"
 #include "relay/frames.hpp"
 
 namespace tw {
@@ -27,6 +30,7 @@ constexpr int kPauseMs = 10;   // a connection that sends too much waits for at 
 constexpr uint64_t kPause = 1000000ull * kPauseMs;
 constexpr uint64_t kDrain = 5000000000ull;  // for a client to read what a server said last
 constexpr uint32_t kPlaces = 256;
+constexpr size_t kName = 64;  // bytes of the beginning of names
 // SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM.
 constexpr char kRefusal[] =
     "\0\0\0\4\0\0\0\0\0" "\0\0\x2f\7\0\0\0\0\0" "\0\0\0\0" "\0\0\0\x0b" "this process opens too many connections";
@@ -70,7 +74,8 @@ struct Connection {
   uint64_t paced;   // until when nothing is taken from the client; 0: it is
   uint64_t ending;  // until when the client may read what is left; 0: the server has not closed
   bool dead;
-  Connection *before, *after, *next_dead;
+  uint64_t id;  // of its name
+  Connection *before, *after, *next_dead, *next_named;
 };
 
 }  // namespace
@@ -79,6 +84,8 @@ struct Connection {
 struct tw_relay {
   int epoll, wake, listener;
   int spare;  // a socket for the next connection to the server: made before that is accepted; -1: none
+  uint64_t id;  // of the spare socket
+  char name[tw::kName + 1];
   tw::Rates rates;
   tw_relay_rate connects;
   sockaddr_un target;
@@ -88,6 +95,9 @@ struct tw_relay {
   uint32_t waiting;       // connections with a time in `paced` or `ending`
   uint64_t deaf;          // until when nothing is accepted, for lack of descriptors; 0: it is
   uint64_t accepted, refused, paced, open;
+  bool leaving, stopping;
+  tw::Lock lock;  // of `named`
+  tw::Connection* named[tw::kPlaces];  // by id
   uint8_t chunk[tw::kChunk];
 };
 
@@ -145,6 +155,12 @@ void finish(tw_relay& relay, Connection& c) {
     free(c.ways[side].held);
   }
   c.peer->open -= 1;
+  {
+    Guard guard(relay.lock);
+    Connection** place = &relay.named[c.id % kPlaces];
+    while (*place != &c) place = &(*place)->next_named;
+    *place = c.next_named;
+  }
   (c.before ? c.before->after : relay.first) = c.after;
   if (c.after) c.after->before = c.before;
   c.next_dead = relay.dead;
@@ -252,6 +268,25 @@ void refuse(tw_relay& relay, int fd) {
   count(relay.refused);
 }
 
+// Makes the spare socket and gives it a name that none has had. False: the system refuses.
+bool make_spare(tw_relay& relay) {
+  if (relay.spare >= 0) return true;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  sockaddr_un own{};
+  own.sun_family = AF_UNIX;  // the name begins with a null: it is in no folder
+  const int letters = snprintf(own.sun_path + 1, sizeof own.sun_path - 1, "%s-%llx", relay.name,
+                               (unsigned long long)++relay.id);
+  if (bind(fd, (const sockaddr*)&own, (socklen_t)(offsetof(sockaddr_un, sun_path) + 1 + (size_t)letters))) {
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return false;
+  }
+  relay.spare = fd;
+  return true;
+}
+
 bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
   const int fd = relay.spare;
   Connection* c = nullptr;
@@ -267,6 +302,12 @@ bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
   c->after = relay.first;
   if (c->after) c->after->before = c;
   relay.first = c;
+  c->id = relay.id;
+  {
+    Guard guard(relay.lock);
+    c->next_named = relay.named[c->id % kPlaces];
+    relay.named[c->id % kPlaces] = c;
+  }
   count(relay.accepted);
   count(relay.open);
   look_for_more(relay, *c);
@@ -274,6 +315,7 @@ bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
 }
 
 void listen_again(tw_relay& relay, bool on) {
+  if (relay.leaving) return;
   epoll_event event;
   event.events = on ? (uint32_t)EPOLLIN : 0;
   event.data.ptr = &relay.listener;
@@ -282,9 +324,8 @@ void listen_again(tw_relay& relay, bool on) {
 }
 
 void accept_some(tw_relay& relay) {
-  for (int turn = 0; turn < kAccepts; ++turn) {
-    if (relay.spare < 0) relay.spare = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (relay.spare < 0) return listen_again(relay, false);
+  for (int turn = 0; turn < kAccepts && !relay.leaving; ++turn) {
+    if (!make_spare(relay)) return listen_again(relay, false);
     const int fd = accept4(relay.listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -315,6 +356,24 @@ void attend_to_times(tw_relay& relay) {
   }
 }
 
+// True: the relay is to stop.
+bool attend_to_wishes(tw_relay& relay) {
+  uint64_t times;
+  if (read(relay.wake, &times, sizeof times) < 0 && errno != EAGAIN) return true;
+  if (__atomic_load_n(&relay.stopping, __ATOMIC_ACQUIRE)) return true;
+  set_time(relay, relay.deaf, 0);
+  relay.leaving = true;
+  epoll_event none{};
+  epoll_ctl(relay.epoll, EPOLL_CTL_DEL, relay.listener, &none);
+  return false;
+}
+
+void wake(tw_relay& relay) {
+  const uint64_t one = 1;
+  while (write(relay.wake, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
 void bury(tw_relay& relay) {
   while (Connection* c = relay.dead) {
     relay.dead = c->next_dead;
@@ -332,12 +391,14 @@ using namespace tw;
 extern "C" {
 
 tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
-  if (!config || !result || config->struct_bytes != sizeof *config || !config->target)
+  if (!config || !result || config->struct_bytes != sizeof *config || !config->target || !config->name)
     return fail(TW_INVALID_ARGUMENT, "argument", "pass a tw_relay_config of this header", "no configuration");
   sockaddr_un target{};
   const size_t bytes = strlen(config->target);
   if (bytes >= sizeof target.sun_path)
     return fail(TW_INVALID_ARGUMENT, "path", "use a shorter path", "a path of %zu bytes", bytes);
+  if (!*config->name || strlen(config->name) > kName)
+    return fail(TW_INVALID_ARGUMENT, "name", "give 1 to 64 bytes", "a name of %zu bytes", strlen(config->name));
   if (!positive(config->connects) || !positive(config->control) || !positive(config->resets) ||
       !positive(config->frames))
     return fail(TW_INVALID_ARGUMENT, "rate", "give positive rates", "a rate of nothing");
@@ -346,7 +407,9 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   target.sun_family = AF_UNIX;
   memcpy(target.sun_path, config->target, bytes);
   relay->target = target;
-  relay->spare = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  relay->lock = Lock{};
+  memcpy(relay->name, config->name, strlen(config->name));
+  relay->spare = -1;
   relay->listener = config->listener;
   relay->rates = {config->control, config->resets, config->frames};
   relay->connects = config->connects;
@@ -356,7 +419,7 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   epoll_event event;
   event.events = EPOLLIN;
   event.data.ptr = &relay->wake;
-  bool ready = relay->epoll >= 0 && relay->wake >= 0 && relay->spare >= 0 &&
+  bool ready = relay->epoll >= 0 && relay->wake >= 0 && make_spare(*relay) &&
                !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->wake, &event);
   event.data.ptr = &relay->listener;
   ready = ready && !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->listener, &event);
@@ -376,7 +439,10 @@ void tw_relay_run(tw_relay* relay) {
     const int found = epoll_wait(relay->epoll, events, kEvents, relay->waiting ? kPauseMs : -1);
     for (int index = 0; index < found; ++index) {
       void* what = events[index].data.ptr;
-      if (what == &relay->wake) return;
+      if (what == &relay->wake) {
+        if (attend_to_wishes(*relay)) return;
+        continue;
+      }
       if (what == &relay->listener) accept_some(*relay);
       else serve(*relay, *(End*)what, events[index].events);
     }
@@ -386,9 +452,20 @@ void tw_relay_run(tw_relay* relay) {
 }
 
 void tw_relay_stop(tw_relay* relay) {
-  const uint64_t one = 1;
-  while (write(relay->wake, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+  __atomic_store_n(&relay->stopping, true, __ATOMIC_RELEASE);
+  wake(*relay);
+}
+
+void tw_relay_leave(tw_relay* relay) { wake(*relay); }
+
+tw_status tw_relay_find(tw_relay* relay, uint64_t id, tw_relay_peer* peer) {
+  Guard guard(relay->lock);
+  for (const Connection* c = relay->named[id % kPlaces]; c; c = c->next_named)
+    if (c->id == id) {
+      *peer = {(int32_t)c->peer->pid, (uint32_t)c->peer->uid};
+      return TW_OK;
+    }
+  return fail(TW_NOT_FOUND, "connection", "ask for one that is open", "no connection %llx", (unsigned long long)id);
 }
 
 void tw_relay_count(const tw_relay* relay, tw_relay_counts* counts) {

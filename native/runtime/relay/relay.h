@@ -25,6 +25,9 @@ typedef struct tw_relay_config {
   uint32_t struct_bytes;   /* set by the caller */
   int32_t listener;        /* a Unix stream socket that listens; stays the caller's */
   const char* target;      /* path of the Unix socket of the server */
+  const char* name;        /* beginning of the names of its connections to the server, in the abstract namespace: the
+                            * server sees NAME-ID, ID a hexadecimal number that does not come again. At most 64 bytes,
+                            * and random: who could guess it could take a name before the relay does. */
   tw_relay_rate connects;  /* connections of one process; more are closed at once */
   tw_relay_rate control;   /* frames of one process that carry no call: PING, SETTINGS and the like */
   tw_relay_rate resets;    /* RST_STREAM */
@@ -37,12 +40,22 @@ typedef struct tw_relay_counts {
   uint64_t open;
 } tw_relay_counts;
 
+/* The process at the other end of a connection, as the kernel named it when it connected. */
+typedef struct tw_relay_peer {
+  int32_t pid; /* 0: of a namespace that this process does not see */
+  uint32_t uid;
+} tw_relay_peer;
+
 typedef struct tw_relay tw_relay;
 TW_API tw_status tw_relay_open(const tw_relay_config* config, tw_relay** relay);
 /* Relays until tw_relay_stop. */
 TW_API void tw_relay_run(tw_relay* relay);
 /* From any thread. */
 TW_API void tw_relay_stop(tw_relay* relay);
+/* From any thread: accept no more connections, and pass on what those that are open send. */
+TW_API void tw_relay_leave(tw_relay* relay);
+/* From any thread. TW_NOT_FOUND for a connection that is not open. */
+TW_API tw_status tw_relay_find(tw_relay* relay, uint64_t id, tw_relay_peer* peer);
 TW_API void tw_relay_count(const tw_relay* relay, tw_relay_counts* counts);
 /* After tw_relay_run has returned, or without a run. */
 TW_API void tw_relay_close(tw_relay* relay);

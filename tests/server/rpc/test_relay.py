@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -195,3 +196,50 @@ def test_a_server_that_is_gone_is_no_silence(behind: Callable[..., Server], tmp_
     (tmp_path / "s~").unlink()
     with server.connect() as way:
         assert everything(way) == b""
+
+
+def test_a_connection_is_known_by_its_name_until_it_ends(behind: Callable[..., Server]) -> None:
+    seen: list[bytes] = []
+
+    def name(way: socket.socket) -> None:
+        seen.append(way.getpeername())
+        echo(way)
+
+    server = behind(name)
+    numbers: list[int] = []
+    for index in range(3):
+        with server.connect() as way, sender(server, 1) as process:
+            assert eventually(lambda: len(seen) == 2 * index + 2)  # noqa: B023
+            for found in seen[-2:]:
+                beginning, _, number = found.decode().removeprefix("\0").rpartition("-")
+                assert beginning == server.relay.name
+                numbers.append(int(number, 16))
+            peers = [server.relay.peer(number) for number in numbers[-2:]]
+            assert peers == [(os.getpid(), os.geteuid()), (process.pid, os.geteuid())]
+            way.send(b"x")
+        assert eventually(lambda: server.relay.counts().open == 0)
+        assert server.relay.peer(numbers[-1]) is None
+    assert len(set(numbers)) == 6
+    assert server.relay.peer(1 << 60) is None
+
+
+def test_a_relay_that_leaves_accepts_nobody_and_goes_on_with_who_is_there(behind: Callable[..., Server]) -> None:
+    server = behind(echo)
+    with server.connect() as way:
+        way.sendall(PREFACE)
+        assert way.recv(100) == PREFACE
+        server.relay.leave()
+        assert eventually(lambda: is_left(server))
+        way.sendall(frame(0, b"on", 1))
+        assert way.recv(100) == frame(0, b"on", 1)
+
+
+def is_left(server: Server) -> bool:
+    """A new connection stays in the kernel's queue."""
+    before = server.relay.counts().accepted
+    with server.connect() as late:
+        late.settimeout(0.2)
+        late.sendall(PREFACE)
+        with contextlib.suppress(TimeoutError):
+            late.recv(100)
+    return server.relay.counts().accepted == before

@@ -54,7 +54,7 @@ def serve_kserve(
     server = host.rpc.serve(servicer, SERVICE, apart=bool(addresses))
     own = []
     for address in addresses:
-        listener = Listener(address, access, relay=settings.relay)
+        listener = Listener(address, access, peers=host.rpc.peers if settings.relay else None)
         listener.bind(server, certificates.credentials() if certificates is not None else None)
         parts.callback(listener.close)
         own.append(listener)

@@ -26,6 +26,7 @@ from tilewright_server.endpoints.kserve.connections import (
 from tilewright_server.endpoints.kserve.counters import ModelCounters
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Selection
+from tilewright_server.session.processes import UNKNOWN, is_known, pid_of
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 
@@ -35,7 +36,6 @@ log = logging.getLogger("tilewright.kserve")
 
 LOOK_S = 1.0
 """Time between looks for connections that have ended, while anything is registered."""
-CONNECTION = "connection:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Owners:
     """All owners, and a thread that ends what outlives its connections. Thread-safe."""
 
     def __init__(self, sessions: Sessions, *, open_socket: bool) -> None:
-        """``open_socket``: other users reach the Unix sockets, so callers over them cannot be told apart."""
+        """``open_socket``: other users reach the Unix sockets, where callers that no relay knows are not told apart."""
         self._sessions = sessions
         self._open_socket = open_socket
         self._paths: set[str] = set()
@@ -129,8 +129,10 @@ class Owners:
 
     def uid(self, client: Client) -> int:
         """The user whose memory a client may name. Raises ``AccessError`` if the kernel does not say who calls."""
-        peer = client.process.removeprefix(CONNECTION)
-        if peer.startswith("unix:") or not client.process.startswith(CONNECTION):
+        if is_known(client):
+            return int(client.principal.removeprefix("uid:").partition("@")[0])
+        peer = client.process.removeprefix(UNKNOWN)
+        if peer.startswith("unix:"):
             if self._open_socket:
                 raise AccessError(
                     "several users reach this server's Unix socket, where they cannot be told apart",
@@ -153,8 +155,8 @@ class Owners:
     def lease(self, client: Client, name: str = "") -> frozenset[int]:
         """Sockets that a client may have called over: its own, or, of several over a Unix socket, those of processes
         that have the object ``name`` mapped. Raises ``CancelledError`` if there is none any more."""
-        port = peer_port(client.process.removeprefix(CONNECTION))
-        own = [item for item in self._connections() if item.port == port]
+        port = peer_port(client.process.removeprefix(UNKNOWN))
+        own = [item for item in self._connections() if item.port == port and pid_of(client) in (None, item.pid)]
         mapping = [item for item in own if name and maps_object(item.pid, name)]
         found = frozenset(item.inode for item in mapping or own)
         if not found:

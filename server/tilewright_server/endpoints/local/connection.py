@@ -169,7 +169,7 @@ class Connection:
                 fix="use a client of the server's version, or gRPC",
             )
         session = self._service.sessions.find(token)
-        if session is None:
+        if session is None or (is_known(session.client) and session.client.principal != self.client.principal):
             raise unknown_session()
         if not session.local:
             raise AccessError(

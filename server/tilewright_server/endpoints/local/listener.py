@@ -20,7 +20,7 @@ from tilewright_server.protocol.unix_paths import (
     private_directory,
     remove_stale,
 )
-from tilewright_server.session.processes import process_client
+from tilewright_server.session.processes import kernel_client
 
 __all__ = ["LocalListener", "check_peer", "local_path", "peer_client", "peer_uid"]
 
@@ -102,9 +102,7 @@ def peer_client(connection: socket.socket) -> Client:
     """The process at the other end, as the kernel knows it."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
-    # The process of a namespace that is not below ours has no number here.
-    found = process_client(pid, uid) if pid > 0 else None
-    return found or Client(f"uid:{uid}", "connection:unix:", b"")
+    return kernel_client(pid, uid)
 
 
 def peer_uid(connection: socket.socket) -> int:

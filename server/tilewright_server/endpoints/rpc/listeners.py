@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import grpc
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
+from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
 from tilewright_server.protocol.unix_paths import (
     MAX_UNIX_PATH,
@@ -30,7 +32,7 @@ __all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
 log = logging.getLogger("tilewright.listen")
 
 INNER = "~"
-"""End of the name of the socket that gRPC itself listens on, where a relay stands before it."""
+"""Beginning of the name of the socket that gRPC itself listens on, where a relay stands before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,15 @@ class Listener:
     socket."""
 
     def __init__(
-        self, address: UnixAddress | TcpAddress, access: SocketAccess = OWNER_ONLY, *, relay: bool = False
+        self, address: UnixAddress | TcpAddress, access: SocketAccess = OWNER_ONLY, *, peers: Peers | None = None
     ) -> None:
-        """With ``relay``, one stands before a Unix socket, if there can be one; else gRPC listens there itself."""
+        """With ``peers``, a relay that these know stands before a Unix socket, if there can be one; else gRPC listens
+        there itself."""
         self.address = address
         self.relay: Relay | None = None
         self._access = access
-        self._relayed = relay
+        self._peers = peers
+        self._inner = -1
         self._lock_fd = -1
         self._inode: tuple[int, int] | None = None
 
@@ -138,10 +142,9 @@ class Listener:
 
     def _bind_behind_relay(self, server: grpc.Server, path: Path) -> bool:
         """False, with a word in the log, where there can be no relay."""
-        inner = _inner(path)
-        if not self._relayed or len(os.fsencode(str(inner))) > MAX_UNIX_PATH:
+        inner = path.with_name(INNER + secrets.token_hex(4))
+        if self._peers is None or len(os.fsencode(str(inner))) > MAX_UNIX_PATH:
             return False
-        remove_stale(inner)
         with contextlib.ExitStack() as undo:
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             undo.callback(listening.close)
@@ -149,16 +152,26 @@ class Listener:
             undo.callback(path.unlink, missing_ok=True)
             listening.listen(BACKLOG)
             try:
-                self.relay = Relay(listening, inner)
-                undo.callback(self.relay.close)
                 _add_port(server, f"unix:{inner}", str(self.address))
+                # Without a name: nobody gets past the relay, and a killed server leaves nothing behind.
+                self._inner = os.open(inner, os.O_PATH | os.O_CLOEXEC)
+                undo.callback(self._close_inner)
+                inner.unlink()
+                self.relay = Relay(listening, Path(f"/proc/self/fd/{self._inner}"))
+                undo.callback(self.relay.close)
                 self.relay.start()
             except (OSError, RuntimeError) as error:
                 log.warning("gRPC listens without a relay: one process can hold up all: %s", error)
                 self.relay = None
                 return False
+            self._peers.add(self.relay)
             undo.pop_all()
         return True
+
+    def _close_inner(self) -> None:
+        if self._inner >= 0:
+            os.close(self._inner)
+            self._inner = -1
 
     def close(self) -> None:
         """Remove the socket, unless it has become another's, and end its connections. Idempotent."""
@@ -167,7 +180,7 @@ class Listener:
         path = self.address.path
         if self.relay is not None:
             self.relay.close()
-            _inner(path).unlink(missing_ok=True)
+        self._close_inner()
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if self._inode == (status.st_dev, status.st_ino):
@@ -177,10 +190,6 @@ class Listener:
             lock_path(path).unlink()
         os.close(self._lock_fd)
         self._lock_fd = -1
-
-
-def _inner(path: Path) -> Path:
-    return path.with_name(path.name + INNER)
 
 
 def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.ServerCredentials | None = None) -> int:

@@ -2,12 +2,16 @@
 
 gRPC takes connections and frames as they come. A relay before it counts both by the process that they come from, and
 leaves in the kernel what is beyond a rate. Bytes of calls pass as they are.
+
+gRPC does not say who is at the other end either. A relay has asked the kernel when it accepted; it gives each of its
+connections to gRPC a name of its own, which gRPC shows as the peer of their calls, and finds the process by that.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import secrets
 import socket
 import threading
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_uint32, c_uint64, c_void_p
@@ -50,6 +54,7 @@ class _Config(ctypes.Structure):
         ("struct_bytes", c_uint32),
         ("listener", c_int32),
         ("target", c_char_p),
+        ("name", c_char_p),
         ("connects", _Rate),
         ("control", _Rate),
         ("resets", _Rate),
@@ -61,6 +66,12 @@ class _Counts(ctypes.Structure):
     """``tw_relay_counts``."""
 
     _fields_ = (("accepted", c_uint64), ("refused", c_uint64), ("paced", c_uint64), ("open", c_uint64))
+
+
+class _Peer(ctypes.Structure):
+    """``tw_relay_peer``."""
+
+    _fields_ = (("pid", c_int32), ("uid", c_uint32))
 
 
 class Relayed(NamedTuple):
@@ -79,7 +90,9 @@ def _library() -> Any:
     try:
         library.tw_relay_open.argtypes = (POINTER(_Config), POINTER(c_void_p))
         library.tw_relay_open.restype = c_int32
-        for name in ("run", "stop", "close"):
+        library.tw_relay_find.argtypes = (c_void_p, c_uint64, POINTER(_Peer))
+        library.tw_relay_find.restype = c_int32
+        for name in ("run", "stop", "leave", "close"):
             function = getattr(library, f"tw_relay_{name}")
             function.argtypes, function.restype = (c_void_p,), None
         library.tw_relay_count.argtypes, library.tw_relay_count.restype = (c_void_p, POINTER(_Counts)), None
@@ -95,7 +108,9 @@ class Relay:
         """``listener`` becomes the relay's. Raises ``OSError`` where the library is missing, or the system refuses."""
         self._library = _library()
         self._listener = listener
-        config = _Config(ctypes.sizeof(_Config), listener.fileno(), bytes(target))
+        self.name = f"tilewright-{secrets.token_hex(16)}"
+        """Beginning of the names of its connections to the server, which nobody can guess."""
+        config = _Config(ctypes.sizeof(_Config), listener.fileno(), bytes(target), self.name.encode())
         config.connects, config.control = _Rate(*CONNECTS), _Rate(*CONTROL)
         config.resets, config.frames = _Rate(*RESETS), _Rate(*FRAMES)
         handle = c_void_p()
@@ -117,6 +132,21 @@ class Relay:
             if self._handle is not None:
                 self._library.tw_relay_count(self._handle, byref(counts))
         return Relayed(counts.accepted, counts.refused, counts.paced, counts.open)
+
+    def peer(self, number: int) -> tuple[int, int] | None:
+        """Process and user at the other end of an open connection, by the number at the end of its name; the process is
+        0 if it is of a namespace that is not seen here."""
+        found = _Peer()
+        with self._lock:
+            if self._handle is None or self._library.tw_relay_find(self._handle, number, byref(found)):
+                return None
+        return found.pid, found.uid
+
+    def leave(self) -> None:
+        """Accept no more connections; those that are open go on."""
+        with self._lock:
+            if self._handle is not None:
+                self._library.tw_relay_leave(self._handle)
 
     def close(self) -> None:
         """End all connections. Idempotent."""

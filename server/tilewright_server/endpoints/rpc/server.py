@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2
 
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 from tilewright_server.endpoints.rpc.access.gate import Gate
+from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.services.dispatch import TOKEN_FIELD, DispatchServicer
 from tilewright_server.endpoints.rpc.services.health import HealthServicer
 from tilewright_server.endpoints.rpc.services.kernels import KernelsServicer
@@ -30,6 +31,8 @@ from tilewright_server.engine.call import Cancellation
 from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.service import Service
+from tilewright_server.session.processes import UNKNOWN
+from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 from tilewright_server.settings import Settings
 
@@ -90,7 +93,9 @@ class RpcServer:
         self._intake, intakes = _intakes(settings)
         self._intakes = intakes
         self._second_intake = self._intake
-        self._receive = partial(Reception, partial(_identify, service.sessions, gate), lanes, self.streams)
+        self.peers = Peers()
+        identify = partial(_identify, service.sessions, gate, self.peers)
+        self._receive = partial(Reception, identify, lanes, self.streams)
         self._quotas, self._settings = quotas, settings
         reception = self._receive(intakes, quotas, settings.sessionless_limit)
         servicer = HealthServicer(quotas)
@@ -167,24 +172,16 @@ def _intakes(settings: Settings) -> tuple[Intake, dict[Lane, Intake]]:
     return intake, dict.fromkeys(Lane, intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
 
 
-def _identify(sessions: Sessions, gate: Gate, call: WireCall, data: bytes) -> Client:
-    """The caller: by the session that a request names, or else by the address. The token is looked for without parsing,
-    and nobody else has its bytes.
+def _identify(sessions: Sessions, gate: Gate, peers: Peers, call: WireCall, data: bytes) -> Client:
+    """The caller: by the session that a request names, or else by its connection. The token is looked for without
+    parsing, and nobody else has its bytes.
 
     Raises ``AccessError`` if the gate does not let the call pass, ``NotFoundError`` for a session of another principal.
     """
     session = sessions.find(data[2:18]) if data[:2] == TOKEN_FIELD else None
     if session is None and data[-18:-16] == LAST_TOKEN_FIELD:
         session = sessions.find(data[-16:])
-    if session is not None and session.local:
-        gate.check_user(session.client, call.method)
-        return session.client
-    if call.peer().startswith("unix:"):
-        client = _peer(call)
-        if call.method != OPEN_SESSION:  # which says first who it is
-            gate.check_user(client, call.method, proved=False)
-        return client
-    client = gate.admit(call)
+    client = _local(gate, peers, call, session) if call.is_local else gate.admit(call)
     if session is None:
         return client
     if session.client.principal != client.principal:
@@ -192,9 +189,20 @@ def _identify(sessions: Sessions, gate: Gate, call: WireCall, data: bytes) -> Cl
     return session.client
 
 
-def _peer(call: WireCall) -> Client:
-    """The caller at the other end of a Unix socket."""
-    return Client(f"uid:{os.geteuid()}", f"connection:{call.peer()}", b"")
+def _local(gate: Gate, peers: Peers, call: WireCall, session: Session | None) -> Client:
+    """The caller at the other end of a Unix socket: as the kernel named it to the relay, or where there is none, as it
+    proved to be when it opened its session."""
+    client = peers.client(call.peer())
+    if client is not None:
+        gate.check_user(client, call.method)
+        return client
+    if session is not None and session.local:
+        gate.check_user(session.client, call.method)
+        return session.client
+    client = Client(f"uid:{os.geteuid()}", f"{UNKNOWN}{call.peer()}", b"")
+    if call.method != OPEN_SESSION:  # which says first who it is
+        gate.check_user(client, call.method, proved=False)
+    return client
 
 
 def _options(settings: Settings) -> Sequence[tuple[str, Any]]:

@@ -104,7 +104,7 @@ class Gate:
         policy, role = self._policy, role_of(method)
         if policy is None or not policy.uids or role is None:
             return
-        text = client.principal.removeprefix("uid:")
+        text = client.principal.removeprefix("uid:").partition("@")[0]  # in whichever namespace
         uid = int(text) if text.isdigit() and (proved or not self._open_socket) else -1
         if uid in (0, os.geteuid()) and uid not in policy.uids:
             return

@@ -22,7 +22,7 @@ from tilewright_server.engine.client import Priority
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes
 from tilewright_server.service import Service
-from tilewright_server.session.processes import proved_process
+from tilewright_server.session.processes import is_known, proved_process
 from tilewright_server.session.session import Session
 
 __all__ = ["OPEN_SESSION", "Leases", "MemoryServicer"]
@@ -103,8 +103,8 @@ class MemoryServicer:
     @lane(Lane.SESSION)
     @events
     def open_session(self, request: pb.OpenSessionRequest, context: WireCall, send: Send) -> None:
-        local = context.peer().startswith("unix:")
-        if local:
+        local = context.is_local
+        if local and not is_known(context.client):  # no relay has asked the kernel
             proved = proved_process(_metadatum(context, PROCESS_METADATA))
             context.client = proved or context.client
             self._gate.check_user(context.client, OPEN_SESSION, proved=proved is not None)
@@ -163,7 +163,7 @@ class MemoryServicer:
 
     @lane(Lane.REPORT)
     def list_sessions(self, _: pb.ListSessionsRequest, context: WireCall) -> pb.ListSessionsReply:
-        if context.peer().startswith("unix:"):
+        if context.is_local:
             self._gate.check_owner(context.client)
         sessions = self._sessions.all()
         now = time.monotonic()

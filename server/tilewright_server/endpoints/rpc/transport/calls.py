@@ -33,6 +33,8 @@ log = logging.getLogger("tilewright.rpc")
 
 SMALL_BYTES = 16 * 1024
 """Messages up to this size are not counted: the number of calls bounds them."""
+UNIX = ("unix:", "unix-abstract:")
+"""Beginnings of peers over Unix sockets; the relay's connections have names in the abstract namespace."""
 FOREVER_S = 1e8
 """gRPC shows the absence of a deadline as a time in the far future."""
 _NEEDED = (
@@ -112,6 +114,11 @@ class WireCall:
     def peer(self) -> str:
         """Address of the other end, as gRPC writes it."""
         return str(self._context.peer())
+
+    @property
+    def is_local(self) -> bool:
+        """It came over a Unix socket."""
+        return self.peer().startswith(UNIX)
 
     def certificate(self) -> Mapping[str, Sequence[bytes]] | None:
         """Properties of the connection as TLS proves them, without those of a certificate if the client sent none; None
