@@ -10,18 +10,15 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "common/error.hpp"
-#include "common/lock.hpp"
-#include "relay/frames.hpp"
+#include "relay/state.hpp"
 
 namespace tw {
 namespace {
 
-constexpr size_t kChunk = 64 * 1024;
 constexpr int kTurn = 4;       // chunks that one connection passes before others have their turn
 constexpr int kEvents = 64;    // of one look
 constexpr int kAccepts = 1024; // connections that are accepted in a row
@@ -29,8 +26,6 @@ constexpr int kUrgent = -10;   // nice value of the thread, where the system let
 constexpr int kPauseMs = 10;   // a connection that sends too much waits for at least that long
 constexpr uint64_t kPause = 1000000ull * kPauseMs;
 constexpr uint64_t kDrain = 5000000000ull;  // for a client to read what a server said last
-constexpr uint32_t kPlaces = 256;
-constexpr size_t kName = 64;  // bytes of the beginning of names
 // SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM.
 constexpr char kRefusal[] =
     "\0\0\0\4\0\0\0\0\0" "\0\0\x2f\7\0\0\0\0\0" "\0\0\0\0" "\0\0\0\x0b" "this process opens too many connections";
@@ -41,68 +36,6 @@ uint64_t now() {
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
-
-// A process that has connected.
-struct Peer {
-  pid_t pid;
-  uid_t uid;
-  uint32_t open;
-  Bucket connects;
-  Spent spent;
-  Peer* next;
-};
-
-struct Connection;
-struct End {
-  Connection* owner;
-  int fd;
-  uint32_t events;  // 0: epoll does not know it
-};
-// Bytes that could not be passed on yet: [begin, end) of `held`, of which `cleared` may be.
-struct Way {
-  uint8_t* held;
-  uint32_t begin, end, cleared;
-  bool ended, shut;
-  bool empty() const { return begin == end; }
-};
-enum Side { kClient = 0, kServer = 1 };
-struct Connection {
-  End ends[2];
-  Way ways[2];  // by the side that sends
-  Parser parser;
-  Peer* peer;
-  uint64_t paced;   // until when nothing is taken from the client; 0: it is
-  uint64_t ending;  // until when the client may read what is left; 0: the server has not closed
-  bool dead;
-  uint64_t id;  // of its name
-  Connection *before, *after, *next_dead, *next_named;
-};
-
-}  // namespace
-}  // namespace tw
-
-struct tw_relay {
-  int epoll, wake, listener;
-  int spare;  // a socket for the next connection to the server: made before that is accepted; -1: none
-  uint64_t id;  // of the spare socket
-  char name[tw::kName + 1];
-  tw::Rates rates;
-  tw_relay_rate connects;
-  sockaddr_un target;
-  pid_t own;
-  tw::Peer* peers[tw::kPlaces];
-  tw::Connection *first, *dead;
-  uint32_t waiting;       // connections with a time in `paced` or `ending`
-  uint64_t deaf;          // until when nothing is accepted, for lack of descriptors; 0: it is
-  uint64_t accepted, refused, paced, open;
-  bool leaving, stopping;
-  tw::Lock lock;  // of `named`
-  tw::Connection* named[tw::kPlaces];  // by id
-  uint8_t chunk[tw::kChunk];
-};
-
-namespace tw {
-namespace {
 
 void count(uint64_t& counter, uint64_t by = 1) { __atomic_fetch_add(&counter, by, __ATOMIC_RELAXED); }
 
