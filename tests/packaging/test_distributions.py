@@ -23,6 +23,7 @@ PACKAGES = {
     "tilewright": "client",
     "tilewright_arch": "arch",
     "tilewright_fmha": "plugins/fmha",
+    "tilewright_moe": "plugins/moe",
     "tilewright_gemm": "plugins/gemm",
     "tilewright_grouped_conv": "plugins/grouped_conv",
     "tilewright_kit": "plugins/kit",

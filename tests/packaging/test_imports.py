@@ -16,6 +16,7 @@ ALLOWED: dict[str, tuple[str, frozenset[str]]] = {
     "tilewright_gemm": ("plugins/gemm", frozenset({"tilewright_kit", "tilewright_arch"})),
     "tilewright_grouped_conv": ("plugins/grouped_conv", frozenset({"tilewright_kit", "tilewright_arch"})),
     "tilewright_fmha": ("plugins/fmha", frozenset({"tilewright_kit", "tilewright_arch"})),
+    "tilewright_moe": ("plugins/moe", frozenset({"tilewright_gemm", "tilewright_kit", "tilewright_arch"})),
     "tilewright_native": ("native", frozenset()),
     "tilewright_proto": ("proto", frozenset()),
     "tilewright_server": (

@@ -19,6 +19,7 @@ SOURCE_ROOTS = (
     "emulator",
     "native",
     "plugins/fmha",
+    "plugins/moe",
     "plugins/gemm",
     "plugins/grouped_conv",
     "plugins/kit",

@@ -22,6 +22,7 @@ from tilewright.errors import UnavailableError
 from tilewright.operations import conv as _conv
 from tilewright.operations import gemm as _gemm
 from tilewright.operations import kernels as catalog
+from tilewright.operations import moe as _moe
 from tilewright.operations.attention import calls as _attention
 from tilewright.operations.attention import kv_append as _kv_append
 from tilewright.operations.attention import kv_cache as _kv_cache
@@ -66,6 +67,7 @@ class Client:
     gemm = awaiting(_gemm.gemm)
     grouped_gemm = awaiting(_gemm.grouped_gemm)
     pack_b = awaiting(_gemm.pack_b)
+    moe_gemm = awaiting(_moe.moe_gemm)
     conv = awaiting(_conv.conv)
     conv_backward_data = awaiting(_conv.conv_backward_data)
     conv_backward_weight = awaiting(_conv.conv_backward_weight)
@@ -83,6 +85,7 @@ class Client:
 
     plan = awaiting_as(plans.prepare, Plan)
     plan_gemm = awaiting_as(_gemm.plan_gemm, Plan)
+    plan_moe_gemm = awaiting_as(_moe.plan_moe_gemm, Plan)
     plan_conv = awaiting_as(_conv.plan_conv, Plan)
     plan_conv_backward_data = awaiting_as(_conv.plan_conv_backward_data, Plan)
     plan_conv_backward_weight = awaiting_as(_conv.plan_conv_backward_weight, Plan)

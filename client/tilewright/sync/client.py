@@ -22,6 +22,7 @@ from tilewright.dispatch.plans import plan as plans
 from tilewright.operations import conv as _conv
 from tilewright.operations import gemm as _gemm
 from tilewright.operations import kernels as catalog
+from tilewright.operations import moe as _moe
 from tilewright.operations.attention import calls as _attention
 from tilewright.operations.attention import kv_append as _kv_append
 from tilewright.operations.attention import kv_cache as _kv_cache
@@ -80,6 +81,7 @@ class Client:
     gemm = blocking(_gemm.gemm)
     grouped_gemm = blocking(_gemm.grouped_gemm)
     pack_b = blocking(_gemm.pack_b)
+    moe_gemm = blocking(_moe.moe_gemm)
     conv = blocking(_conv.conv)
     conv_backward_data = blocking(_conv.conv_backward_data)
     conv_backward_weight = blocking(_conv.conv_backward_weight)
@@ -93,6 +95,7 @@ class Client:
     explain = blocking(dispatch.explain)
     plan = blocking_as(plans.prepare, Plan)
     plan_gemm = blocking_as(_gemm.plan_gemm, Plan)
+    plan_moe_gemm = blocking_as(_moe.plan_moe_gemm, Plan)
     plan_conv = blocking_as(_conv.plan_conv, Plan)
     plan_conv_backward_data = blocking_as(_conv.plan_conv_backward_data, Plan)
     plan_conv_backward_weight = blocking_as(_conv.plan_conv_backward_weight, Plan)

@@ -17,7 +17,7 @@ from tilewright_kit.contract.templates import symbol_of, template, texts
 from tilewright_kit.tiles.footprint.workgroup import stages_of
 from tilewright_kit.types.errors import UnsupportedError
 
-__all__ = ["EXPORTS", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
+__all__ = ["EXPORTS", "config_struct", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
 
 EXPORTS: dict[str, tuple[str, ...]] = {
     "TW_GEMM_MAIN": ("main",),
@@ -77,9 +77,14 @@ def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     if record is None:
         raise _no_template(config, arch)
     file = _PACKING if packs else record.template
-    struct = _template(_GPU_CONFIG).substitute(constants).rstrip("\n")
+    struct = config_struct(config, arch)
     text = _template(file).substitute(name=constants["name"], record=constants["record"], config=struct, symbol=symbol)
     return SourceUnit(config.name, arch.kind, text, {"pack_b" if packs else "main": symbol}, plugin_version=__version__)
+
+
+def config_struct(config: GemmConfig, arch: ArchSpec) -> str:
+    """The struct ``Config`` of C++ that states a configuration to the templates of GPUs; those of CPUs take it too."""
+    return _template(_GPU_CONFIG).substitute(_gpu_constants(config, arch)).rstrip("\n")
 
 
 def exports_of(config: GemmConfig) -> tuple[str, ...]:

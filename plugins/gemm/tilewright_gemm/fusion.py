@@ -3,22 +3,26 @@
 A product is asked for by a request (``parse_gemm``), a kernel for it is chosen (``gemm_candidates``, ``best_kernel``,
 ``predict_gemm``), and its plan (``plan_gemm``) becomes a part of a larger one by ``Composition`` of the kit. A plugin
 may derive its configuration from ``GemmConfig``: ``RULES`` and ``generate`` take it, ``kernel_for`` gives its algorithm
-to another product.
+to another product. A plugin with kernels of its own over GEMM's blocks states a configuration to them with
+``config_struct`` and a product with ``problem_row``; ``workspace_bytes`` is what such a kernel needs on a CPU.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from tilewright_gemm.codegen import generate
+from tilewright_gemm.codegen import config_struct, generate
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.footprint.cpu import workspace_bytes
+from tilewright_gemm.launch.kernel_args import problem_row
 from tilewright_gemm.pipelines.candidates import gemm_candidates, gemm_mismatches, predict_gemm, with_signature
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plan.plan import plan_gemm
 from tilewright_gemm.problem.parse import parse_gemm
-from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_gemm.problem.problem import GemmProblem, Product, View
 from tilewright_gemm.references.reference import reference_gemm
+from tilewright_gemm.vocabulary import ScaleA, ScaleB, default_output, output_dtypes
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnsupportedError
 
@@ -26,16 +30,25 @@ __all__ = [
     "RULES",
     "GemmConfig",
     "GemmProblem",
+    "Product",
+    "ScaleA",
+    "ScaleB",
+    "View",
     "best_kernel",
+    "config_struct",
+    "default_output",
     "gemm_candidates",
     "gemm_mismatches",
     "generate",
     "kernel_for",
     "offered",
+    "output_dtypes",
     "parse_gemm",
     "plan_gemm",
     "predict_gemm",
+    "problem_row",
     "reference_gemm",
+    "workspace_bytes",
 ]
 
 

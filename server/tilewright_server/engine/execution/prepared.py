@@ -67,6 +67,7 @@ class Prepared:
         "notes",
         "operands",
         "operation_counters",
+        "partial",
         "plan",
         "problem",
         "program",
@@ -121,6 +122,8 @@ class Prepared:
         self.nbytes = _BYTES + _OPERAND_BYTES * len(self.operands) + _ARGUMENT_FACTOR * args_bytes
         """About how much of the server's memory this takes."""
         self._required = tuple(index for index, item in enumerate(self.operands) if item.desc.nbytes > 0)
+        self.partial = frozenset(map(str, plan.details.get("partial", ())))
+        """Outputs that keep what they held in places that are data (``details["partial"]``)."""
         alignment = plan.details.get("alignment", {})
         self._aligned = tuple(
             (index, int(alignment[item.name]))

@@ -79,7 +79,14 @@ class Target:
         self.device_id: str = prepared.device.id
         self.on_host = shares_host_memory(prepared.device)
         self.slots = tuple(
-            OperandSlot(index, item, item.role is Role.OUTPUT, item.desc.nbytes, item.desc.dtype.bytes)
+            OperandSlot(
+                index,
+                item,
+                item.role is Role.OUTPUT,
+                item.desc.nbytes,
+                item.desc.dtype.bytes,
+                item.name in prepared.partial,
+            )
             for index, item in enumerate(prepared.operands)
         )
         plans = 2 if prepared.is_fallback else 1  # its successor comes on top

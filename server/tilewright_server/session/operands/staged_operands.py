@@ -35,13 +35,16 @@ class OutputValue:
 
 @dataclass(frozen=True, slots=True)
 class OperandSlot:
-    """Facts about one operand of a plan that binding needs: index, role, size and alignment in bytes."""
+    """Facts about one operand of a plan that binding needs: index, role, size and alignment in bytes, and whether an
+    output may keep what it held in places that are data.
+    """
 
     index: int
     operand: Operand
     is_output: bool
     nbytes: int
     alignment: int
+    partial: bool = False
 
     @property
     def name(self) -> str:
@@ -126,8 +129,9 @@ class StagedRegion(Staged):
 
     def begin(self) -> int:
         staging = self._take()
-        # A strided output leaves gaps untouched: they must go back as they came.
-        if self.slot.is_output and self.slot.operand.desc.is_contiguous and not self.slot.operand.desc.packing:
+        # A strided or partial output leaves gaps untouched: they must go back as they came.
+        whole = self.slot.operand.desc.is_contiguous and not self.slot.operand.desc.packing and not self.slot.partial
+        if self.slot.is_output and whole:
             return 0
         target = staging.host()
         if target is not None:
@@ -153,8 +157,9 @@ class StagedReturn(Staged):
     def begin(self) -> int:
         if self.slot.nbytes:
             staging = self._take()
-            if self.slot.operand.desc.packing:
-                # Padding of a packed format is nobody's element: what was here before must not travel.
+            if self.slot.operand.desc.packing or self.slot.partial:
+                # Padding of a packed format is nobody's element, nor are rows that the operation leaves alone: what was
+                # here before must not travel.
                 staging.clear()
         return 0
 

@@ -1,0 +1,103 @@
+"""Kernels for a problem, reasons against others, and their times: GEMM's, for experts with a typical number of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tilewright_gemm.fusion import GemmConfig, GemmProblem, gemm_candidates, gemm_mismatches, predict_gemm
+from tilewright_kit.config.rules import Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Candidates, Prediction
+from tilewright_kit.selection.candidates import Verdicts, shortlist
+from tilewright_kit.tiles.footprint.workgroup import is_specialised
+from tilewright_moe.config import RULES, MoeConfig, algorithm
+from tilewright_moe.plan import most_tiles
+from tilewright_moe.problem import MoeProblem
+
+__all__ = ["MOST_EXPERTS", "moe_candidates", "moe_mismatches", "predict_moe"]
+
+MOST = 32
+"""Candidates of a GPU."""
+MOST_EXPERTS = 1024
+"""Experts whose rows the warp-specialised kernels keep in shared memory."""
+_LARGEST = 2**31 - 1
+_IN_PLACE_BYTES = 1 << 20
+"""Packed rows of one thread of a CPU's pipeline for small products, at most."""
+
+_verdicts = Verdicts(RULES)
+
+
+def _plain(problem: MoeProblem, config: MoeConfig) -> GemmConfig:
+    """GEMM's kernel of the same algorithm for the typical batch."""
+    fields = {name: getattr(config, name) for name in GemmConfig.field_names()}
+    return GemmConfig(**{**fields, "batched": problem.busy_experts > 1})
+
+
+def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeConfig]:
+    """GEMM's kernels for experts with a typical number of rows, or with somewhat more."""
+    asked = list(dict.fromkeys(_algorithms(problem, device)))
+    found = Candidates(asked)
+    if device.arch.kind != "cpu":
+        found = shortlist(asked, MOST, lambda config: predict_moe(problem, config, device))
+    return found.kept(lambda config: _verdicts.allows(config, device) and not moe_mismatches(problem, config, device))
+
+
+def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
+    kinds = [replace(problem.typical, split_k=1)]
+    if device.arch.kind != "cpu":
+        rows = problem.typical_rows
+        # Rows that are routed at random spread by the root of their number.
+        spread = min(rows + 2 * math.isqrt(rows), problem.rows)
+        kinds.append(replace(problem.product(max(spread, 1), problem.busy_experts), split_k=1))
+        # Where the copy engine reaches the operands GEMM proposes few of the kernels that need none.
+        kinds += [replace(kind, alignment=1) for kind in kinds]
+    for kind in kinds:
+        yield from _of(kind, device)
+
+
+def _of(kind: GemmProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
+    stays = device.arch.kind != "cpu"
+    for config in gemm_candidates(kind, device):
+        made = algorithm(config).replace(cluster=(1, 1, 1))
+        yield made.replace(persistent=True) if stays else made
+
+
+def moe_mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Sequence[Violation]:
+    """Reasons why a kernel cannot compute a problem."""
+    return [*gemm_mismatches(problem.typical, _plain(problem, config), device), *_mismatches(problem, config, device)]
+
+
+def _mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Iterator[Violation]:
+    if device.arch.kind == "cpu":
+        nbytes = problem.rows * problem.k * 4
+        if config.pipeline == "compv1" and nbytes > _IN_PLACE_BYTES:
+            reason = f"an expert may have {problem.rows} rows, whose copy for each thread is {nbytes} bytes"
+            yield Violation("small_products", "pipeline", config.pipeline, reason)
+        return
+    tiles = most_tiles(problem, config)
+    if max(problem.all_rows, tiles) > _LARGEST:
+        yield Violation("index_range", "tile", config.tile, f"{tiles} tiles are more than 32 bits count")
+    if is_specialised(config, device.arch) and device.arch.bulk_copy:
+        yield from _copies(problem, config, device.arch.bulk_copy.alignment)
+
+
+def _copies(problem: MoeProblem, config: MoeConfig, unit: int) -> Iterator[Violation]:
+    """What the copy engine wants of x and of the result, and the experts that fit the table in shared memory."""
+    if problem.experts > MOST_EXPERTS:
+        reason = f"rows of at most {MOST_EXPERTS} experts are kept in shared memory"
+        yield Violation("expert_table", "pipeline", config.pipeline, reason)
+    (product,) = problem.product(1, problem.experts).products
+    line = problem.n * (2 if config.c != "fp32" else 4)
+    if line % unit:
+        reason = f"rows of the result have {line} bytes, not a multiple of {unit}"
+        yield Violation("copy_strides", "pipeline", config.pipeline, reason)
+    elif problem.masked and product.out.batch_stride % max(product.out.row_stride, 1):
+        reason = "experts of the result do not begin at multiples of its rows"
+        yield Violation("copy_strides", "pipeline", config.pipeline, reason)
+
+
+def predict_moe(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Prediction:
+    """GEMM's estimate of the typical batch."""
+    return predict_gemm(problem.typical, _plain(problem, config), device)

@@ -1,0 +1,35 @@
+"""Translation units of configurations."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.fusion import config_struct
+from tilewright_kit.contract.source import SourceUnit
+from tilewright_kit.contract.templates import symbol_of, template
+from tilewright_kit.tiles.footprint.workgroup import is_specialised
+from tilewright_moe import __version__
+from tilewright_moe.config import RULES, MoeConfig
+
+__all__ = ["generate"]
+
+_template = partial(template, __package__)
+
+
+def generate(config: MoeConfig, arch: ArchSpec) -> SourceUnit:
+    """The translation unit of a valid configuration. Raises ``ConfigInvalidError``."""
+    RULES.require(config, arch)
+    symbol = symbol_of(config)
+    file = "cpu_moe.cpp.in" if arch.kind == "cpu" else "gpu_moe.cu.in"
+    if is_specialised(config, arch):
+        file = "sm90_moe.cu.in"
+    text = _template(file).substitute(
+        name=config.name,
+        record=json.dumps(config.to_dict(), sort_keys=True),
+        config=config_struct(config, arch),
+        symbol=symbol,
+    )
+    language = "c++" if arch.kind == "cpu" else arch.kind
+    return SourceUnit(config.name, language, text, {"main": symbol}, plugin_version=__version__)

@@ -1,0 +1,61 @@
+"""The default kernel set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilewright_arch import ArchSpec
+from tilewright_gemm.fusion import offered
+from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.vocabulary import Epilogue
+from tilewright_moe.config import MoeConfig
+
+__all__ = ["KERNEL_SETS"]
+
+_HALVES = [DType.FP16, DType.BF16]
+_LAYOUTS = ["rcr", "rrr"]
+_PORTABLE = (
+    ((128, 128), (2, 2)),
+    ((64, 64), (2, 2)),
+    ((16, 64), (1, 4)),
+)
+"""Tile and waves of kernels without producers."""
+
+
+def _portable(arch: ArchSpec) -> bool:
+    return "compv4" in arch.pipelines and arch.kind == "cuda"
+
+
+def _declarations() -> Iterator[Declaration[MoeConfig]]:
+    base: dict[str, Any] = {"layout": _LAYOUTS, "epilogue": Epilogue.DEFAULT, "tile": ANY, "warp_tile": ANY}
+    types = [DType.FP32, *_HALVES, DType.FP8]
+    yield declare(MoeConfig, dtype_a=types, pipeline="compv3", scheduler=ANY, wave=ANY, **base).for_kinds("cpu")
+    yield declare(MoeConfig, dtype_a=types, pipeline="mem", wave=ANY, **base).for_kinds("cpu")
+    for dtypes, warp, k in (([DType.FP32], (16, 8, 4), 16), (_HALVES, (16, 8, 16), 32), ([DType.FP8], (16, 8, 32), 64)):
+        for (m, n), wave in _PORTABLE:
+            yield declare(
+                MoeConfig,
+                dtype_a=dtypes,
+                layout=_LAYOUTS,
+                tile=(m, n, k * (2 if m * n <= 64 * 64 else 1)),
+                wave=(*wave, 1),
+                warp_tile=warp,
+                persistent=True,
+                stages=4,
+            ).where(_portable)
+    for dtypes, k in ((_HALVES, 64), ([DType.FP8], 128)):
+        yield declare(
+            MoeConfig, dtype_a=dtypes, layout="rcr", tile=(128, 128, k), wave=(2, 2, 1), warp_tile=ANY, persistent=True
+        ).for_kinds("hip")
+
+
+KERNEL_SETS = {
+    "default": KernelSet(
+        "default",
+        "Kernels of CPUs for few and for many rows of an expert, and the usual tiles of GPUs",
+        DeferredDeclarations(_declarations),
+        offered,
+    )
+}
