@@ -60,6 +60,8 @@ def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
 def _of(kind: GemmProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
     stays = device.arch.kind != "cpu"
     for config in gemm_candidates(kind, device):
+        if is_specialised(config, device.arch):
+            continue
         made = algorithm(config).replace(cluster=(1, 1, 1))
         yield made.replace(persistent=True) if stays else made
 

@@ -1,0 +1,87 @@
+"""Problems of experts with counts of any kind, run on the CPU, on GPUs' kernels in fibers, and in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cpu_kernels import CpuKernels, draw
+from gemm_runner import Array, Runner
+
+from tilewright_arch import ArchSpec
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.plan import ExecutionPlan
+from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.numerics.compare import compare, poison
+from tilewright_kit.types.dtypes import DType
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_moe.codegen import generate
+from tilewright_moe.config import MoeConfig
+from tilewright_moe.plugin import MoeGemm
+from tilewright_moe.problem import MoeProblem
+
+__all__ = ["MOE", "MoeRunner", "check", "problem_of"]
+
+MOE = MoeGemm()
+of = TensorDesc.of
+
+
+class MoeRunner(Runner):
+    """Builds each kernel once and runs plans."""
+
+    def __init__(self, arch: ArchSpec, command: Sequence[str], folder: Path) -> None:
+        self._kernels = CpuKernels(arch, command, folder, generate)
+        self.prepare = self._kernels.build
+        self.kernel = self._kernels.kernel
+
+
+def problem_of(
+    dtype: str, experts: int, rows: int, n: int, k: int, *, room: bool = False, gap: int = 0, **attributes: Any
+) -> MoeProblem:
+    """A problem with factors of both operands, whose rows lie ``gap`` elements apart."""
+    x = (experts, rows, k) if room else (rows, k)
+    out = (*x[:-1], n)
+    apart = (rows * (k + gap), k + gap, 1)[-len(x) :]
+    out_apart = (rows * (n + gap), n + gap, 1)[-len(x) :]
+    wanted = attributes.get("out_dtype") or {"fp8": "fp16"}.get(dtype, dtype)
+    inputs = {
+        "x": of(dtype, x, apart),
+        "w": of(dtype, (experts, n, k)),
+        "counts": of("int32", (experts,)),
+        "scale_x": of("fp32", ()),
+        "scale_w": of("fp32", (experts,)),
+    }
+    return MOE.parse(
+        OperationRequest("moe_gemm", inputs, {"out": of(wanted, out, out_apart)}, {"return_status": True, **attributes})
+    )
+
+
+def check(
+    problem: MoeProblem,
+    config: MoeConfig,
+    device: DeviceInfo,
+    counts: Sequence[int],
+    run: Callable[[ExecutionPlan, Mapping[str, Array]], Mapping[str, Any]],
+) -> ExecutionPlan:
+    """Plan, run, and compare: rows of experts with float64, all others with what they held before."""
+    assert not MOE.rules.check(config, device.arch), MOE.rules.check(config, device.arch)
+    assert not MOE.mismatches(problem, config, device), MOE.mismatches(problem, config, device)
+    plan = MOE.plan(problem, config, device)
+    rng = np.random.default_rng(7)
+    inputs = {item.name: draw(rng, item.desc) for item in problem.operands if item.role is Role.INPUT}
+    inputs["counts"] = np.array(counts, np.int32)
+    memory = run(plan, inputs)
+    truth = MOE.reference(problem, inputs)
+    desc = problem.desc("out")
+    assert desc is not None
+    have, written = memory["out"].view, ~np.isnan(truth["out"])
+    before = poison(desc.dtype, desc.shape)
+    words = f"u{desc.dtype.bytes}"
+    kept = np.ascontiguousarray(have).view(words)[~written] == np.ascontiguousarray(before).view(words)[~written]
+    assert kept.all(), "rows of no expert were written"
+    result = compare(have[written], truth["out"][written], desc.dtype, max(problem.k, 1), DType.FP32, before[written])
+    assert result.passed, f"{config.name}, {counts}: {result}"
+    assert memory["status"].view.tolist() == truth["status"].tolist(), counts
+    return plan

@@ -1,0 +1,112 @@
+"""Requests of ``moe_gemm``: what is wrong with one is said by field and rule, and wrong counts before a launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright_arch
+from tilewright_kit.conformance.check_plugin import check_plugin, device_of
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.tensor import TensorDesc
+from tilewright_moe.plugin import MoeGemm
+from tilewright_moe.problem import check_values
+
+MOE = MoeGemm()
+of = TensorDesc.of
+
+
+def request(more: dict[str, Any] | None = None, outputs: dict[str, Any] | None = None, **words: Any) -> OperationRequest:
+    given = {"x": of("bf16", (20, 64)), "w": of("bf16", (4, 48, 64)), "counts": of("int32", (4,))}
+    return OperationRequest("moe_gemm", {**given, **(more or {})}, outputs or {}, words)
+
+
+def test_what_is_left_out_is_inferred() -> None:
+    problem = MOE.parse(request())
+    assert (problem.layout, problem.masked, problem.experts, problem.rows, problem.n, problem.k) == (
+        "rcr", False, 4, 20, 48, 64,
+    )  # fmt: skip
+    assert problem.desc("out") == of("bf16", (20, 48)) and problem.typical_rows == 5
+    room = MOE.parse(request({"x": of("bf16", (4, 20, 64))}, expected_rows=3, return_status=True))
+    assert room.masked and room.typical_rows == 3 and room.desc("status") == of("int32", (4,))
+    assert MOE.parse(request({"w": of("bf16", (4, 48, 64), (64 * 48, 1, 48))})).layout == "rrr"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "rule"),
+    [
+        ({"x": of("bf16", (20, 63))}, "x.shape", "k_mismatch"),
+        ({"x": of("bf16", (20,))}, "x.shape", "rank"),
+        ({"x": of("bf16", (3, 20, 64))}, "x.shape", "expert_count"),
+        ({"x": of("bf16", (20, 64), (1, 20))}, "x.strides", "row_layout"),
+        ({"x": of("int8", (20, 64))}, "x.dtype", "operand_dtype"),
+        ({"w": of("fp16", (4, 48, 64))}, "w.dtype", "dtype_pair"),
+        ({"w": of("bf16", (48, 64))}, "w.shape", "rank"),
+        ({"w": of("bf16", (0, 48, 64)), "counts": of("int32", (0,))}, "w.shape", "expert_count"),
+        ({"w": of("bf16", (4, 48, 64), (48 * 128, 128, 2))}, "w.strides", "weight_layout"),
+        ({"counts": of("int32", (5,))}, "counts.shape", "counts_shape"),
+        ({"counts": of("int32", (4,), (2,))}, "counts.strides", "counts_layout"),
+        ({"counts": of("fp32", (4,))}, "counts.dtype", "operand_dtype"),
+        ({"scale_w": of("fp32", (3,))}, "scale_w.shape", "scale_shape"),
+        ({"scale_x": of("fp32", (4,))}, "scale_x.shape", "scale_shape"),
+        ({"scale_x": of("bf16", ())}, "scale_x.dtype", "operand_dtype"),
+        ({"bias": of("bf16", (48,))}, "bias", "operand_known"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_rejected_by_name(change: dict[str, Any], field: str, rule: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        MOE.parse(request(change))
+    assert (caught.value.field, caught.value.rule) == (field, rule) and caught.value.fix
+
+
+def test_outputs_that_do_not_fit_are_rejected() -> None:
+    for out, rule in (
+        (of("bf16", (20, 47)), "output_shape"),
+        (of("fp8", (20, 48)), "output_dtype"),
+        (of("bf16", (20, 48), (1, 20)), "row_layout"),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            MOE.parse(request(outputs={"out": out}))
+        assert caught.value.rule == rule and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("room", "counts", "field", "rule"),
+    [
+        (False, [5, -1, 0, 0], "counts[1]", "count_range"),
+        (False, [0, 0, 21, 0], "counts[2]", "count_range"),
+        (False, [7, 7, 7, 0], "counts[2]", "count_sum"),
+        (True, [20, 20, 20, 21], "counts[3]", "count_range"),
+    ],
+)
+def test_wrong_counts_are_rejected_before_a_launch(room: bool, counts: list[int], field: str, rule: str) -> None:
+    problem = MOE.parse(request({"x": of("bf16", (4, 20, 64))} if room else {}))
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_values(problem, {"counts": np.array(counts, np.int32)})
+    assert (caught.value.field, caught.value.rule) == (field, rule) and caught.value.fix
+
+
+def test_counts_that_fit_are_taken() -> None:
+    for counts in ([0, 0, 0, 0], [20, 0, 0, 0], [5, 5, 5, 5], [1, 2, 3, 4]):
+        check_values(MOE.parse(request()), {"counts": np.array(counts, np.int32)})
+    check_values(MOE.parse(request({"x": of("bf16", (4, 20, 64))})), {"counts": np.full(4, 20, np.int32)})
+    check_values(MOE.parse(request()), {})
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "sm_80", "sm_90a", "gfx942"])
+def test_it_keeps_the_contract(name: str) -> None:
+    check_plugin(MOE, archs=[tilewright_arch.load(name)], per_arch=6).raise_if_failed()
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "sm_80", "sm_90a", "gfx942", "gfx1201"])
+def test_every_device_has_kernels_for_few_rows_and_for_many(name: str) -> None:
+    device = device_of(tilewright_arch.load(name))
+    for rows in (1, 40, 512, 8192):
+        for dtype in ("fp32", "bf16", *(("fp8",) if name not in ("sm_80", "gfx90a") else ())):
+            given = {"x": of(dtype, (rows, 512)), "w": of(dtype, (16, 256, 512)), "counts": of("int32", (16,))}
+            problem = MOE.parse(OperationRequest("moe_gemm", given))
+            assert MOE.candidates(problem, device), (rows, dtype)
