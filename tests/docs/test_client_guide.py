@@ -29,7 +29,9 @@ def target(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iter
         server.terminate()
 
 
-@pytest.mark.parametrize("guide", ["client.md", "convolution.md", "attention.md", "launching.md", "pytorch.md"])
+@pytest.mark.parametrize(
+    "guide", ["client.md", "convolution.md", "attention.md", "moe.md", "launching.md", "pytorch.md"]
+)
 @pytest.mark.extended
 def test_every_snippet_runs(target: str, guide: str, tmp_path: Path, kernel_cache: Path) -> None:
     if guide == "pytorch.md":

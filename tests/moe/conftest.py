@@ -9,8 +9,9 @@ import pytest
 
 from tilewright_arch import ArchSpec
 
-for folder in ("kernels", "gemm", "moe"):
-    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "gemm"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from gemm_runner import compiler
 from kernel_fixtures import arch, cpu, device, pytest_generate_tests  # noqa: F401

@@ -88,6 +88,7 @@ def test_every_count_is_right_in_fibers(fibers: Fibers, counts: tuple[int, ...],
     check(problem, config, hopper(), counts, lambda plan, inputs: fibers.run(plan, inputs, hopper()))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("dtype", "warp"), [("fp32", (16, 8, 4)), ("fp16", (16, 8, 16)), ("fp8", (16, 8, 32))])
 def test_every_type_is_right_in_fibers(fibers: Fibers, dtype: str, warp: tuple[int, int, int]) -> None:
     problem = problem_of(dtype, 5, 64, 40, 64)
@@ -102,6 +103,7 @@ def test_more_experts_than_lanes(fibers: Fibers) -> None:
     check(problem, config, hopper(), counts, lambda plan, inputs: fibers.run(plan, inputs, hopper()))
 
 
+@pytest.mark.some(1)
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 @pytest.mark.parametrize("room", [False, True], ids=["sorted", "room"])
 def test_amd_kernels_are_right_in_the_emulator(room: bool) -> None:

@@ -41,8 +41,8 @@ def _moe_gemm(
     ``w`` is ``[experts, N, K]`` and ``counts`` ``[experts]``, int32: the rows of each expert, which kernels read when
     they run. ``x`` is ``[T, K]``, the rows of the first expert first, then those of the second, and so on, without
     gaps; or ``[experts, R, K]``, with room for R rows of each expert, of which the first are used. The result is
-    ``[T, N]`` or ``[experts, R, N]``. Rows of ``out`` that belong to no expert stay as they were; without ``out`` they
-    mean nothing.
+    ``[T, N]`` or ``[experts, R, N]``. Rows that belong to no expert mean nothing; those of an ``out`` that is written
+    in place (in shared memory, on a GPU) stay as they were.
 
     ``scale_x`` is a number, ``scale_w`` one or one for each expert. ``expected_rows`` are the rows that an expert
     usually has, for the choice of a kernel. With ``return_status`` there is a second result, int32 ``[4]``: what

@@ -86,7 +86,7 @@ def _mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> I
 
 
 def _copies(problem: MoeProblem, config: MoeConfig, unit: int) -> Iterator[Violation]:
-    """What the copy engine wants of x and of the result, and the experts that fit the table in shared memory."""
+    """Wants of the copy engine as to the result, and of the table of experts in shared memory."""
     if problem.experts > MOST_EXPERTS:
         reason = f"rows of at most {MOST_EXPERTS} experts are kept in shared memory"
         yield Violation("expert_table", "pipeline", config.pipeline, reason)

@@ -73,7 +73,9 @@ class MoeCase:
             "counts": TensorDesc.of("int32", (self.experts,)),
         }
         attributes: dict[str, Any] = {"out_dtype": self.out_dtype} if self.out_dtype else {}
-        return OperationRequest("moe_gemm", inputs, {}, attributes | ({"expected_rows": self.rows} if self.room else {}))
+        return OperationRequest(
+            "moe_gemm", inputs, {}, attributes | ({"expected_rows": self.rows} if self.room else {})
+        )
 
 
 class MoeFamily(BasicFamily):
@@ -113,6 +115,8 @@ FAMILY = MoeFamily(
     ("rows", "n", "k", "experts"),
     {
         "tiny": _rows((17, 24, 32, 3), (64, 16, 48, 4)),
-        "top8of256": _rows(*((8 * tokens, n, k, 256) for tokens in (64, 256, 1024, 4096) for n, k in ((2048, 7168), (7168, 2048)))),
+        "top8of256": _rows(
+            *((8 * tokens, n, k, 256) for tokens in (64, 256, 1024, 4096) for n, k in ((2048, 7168), (7168, 2048)))
+        ),
     },
 )

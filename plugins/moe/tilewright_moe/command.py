@@ -70,7 +70,9 @@ class MoeCommand(ProblemCommand):
         def products() -> object:
             if case.room:
                 return np.matmul(x[:, : case.rows], w.transpose(0, 2, 1))
-            return [x[first:end] @ w[expert].T for expert, (first, end) in enumerate(zip([0, *ends], ends, strict=False))]
+            return [
+                x[first:end] @ w[expert].T for expert, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
+            ]
 
         return products
 

@@ -49,7 +49,9 @@ def float_types(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:  # no
     """Rows and weights are floats."""
     if config.a == "int8":
         reason = "rows and weights are fp32, fp16, bf16, fp8 or bf8"
-        yield Violation("float_types", "dtype_a", config.a, reason, {"dtype_a": DType.BF16, "dtype_b": "", "dtype_c": ""})
+        yield Violation(
+            "float_types", "dtype_a", config.a, reason, {"dtype_a": DType.BF16, "dtype_b": "", "dtype_c": ""}
+        )
 
 
 @rule_of("cuda", "hip")

@@ -46,7 +46,7 @@ OPERANDS = (
         (DType.FP32,), optional=True,
     ),
     OperandSpec(
-        "out", Role.OUTPUT, "Results; rows that belong to no expert stay as they were.", ("[T, N]", "[E, R, N]"), (2, 3),
+        "out", Role.OUTPUT, "Results; rows of no expert stay as they were.", ("[T, N]", "[E, R, N]"), (2, 3),
         tuple(dict.fromkeys(item for dtype in DTYPES for item in output_dtypes(dtype))),
         constraint="The last dimension has stride 1. If it is not described, of the type of `x`, of fp16 for 8-bit "
         "floats.",
@@ -69,7 +69,7 @@ MOE_GEMM = Declaration(
             "moe_gemm",
             {"x": TensorDesc.of("bf16", (40, 64)), "w": TensorDesc.of("bf16", (8, 48, 64)), "counts": _COUNTS},
         )),
-        Example("Room for 16 rows of each expert, 8-bit floats with a factor for each expert's weights", OperationRequest(
+        Example("Room for 16 rows of each expert, 8-bit floats with a factor for each expert", OperationRequest(
             "moe_gemm",
             {"x": TensorDesc.of("fp8", (8, 16, 64)), "w": TensorDesc.of("fp8", (8, 48, 64)), "counts": _COUNTS,
              "scale_w": TensorDesc.of("fp32", (8,))},

@@ -127,9 +127,7 @@ class MoeProblem(Problem):
         found = self.product(self.typical_rows, self.busy_experts)
         (part,) = found.products
         stride = part.a.row_stride * self.typical_rows, part.out.row_stride * self.typical_rows
-        apart = replace(
-            part, a=replace(part.a, batch_stride=stride[0]), out=replace(part.out, batch_stride=stride[1])
-        )
+        apart = replace(part, a=replace(part.a, batch_stride=stride[0]), out=replace(part.out, batch_stride=stride[1]))
         return replace(found, products=(part if self.masked else apart,))
 
     def describe(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ enum : int32_t {
 // A count cut to `room`: all rows of x, or those of an expert.
 TW_MOE_INLINE int64_t moe_cut(int32_t count, int64_t room) { return count < 0 ? 0 : count < room ? count : room; }
 
-// What is wrong with a count, where `before` rows of x are others'.
+// The fault of a count, where `before` rows of x are others'.
 TW_MOE_INLINE int32_t moe_fault(const tw_moe_args& args, int32_t count, int64_t before) {
   if (count < 0) return kMoeNegative;
   if (args.masked) return count > args.product.m ? kMoeBeyondRoom : 0;

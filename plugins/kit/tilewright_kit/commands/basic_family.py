@@ -31,7 +31,7 @@ class BasicFamily:
         self.operations = operations
         self.case_type = case_type
         self.required = required
-        self.plain = columns_of(case_type)
+        self.plain: Sequence[str] = columns_of(case_type)
         self.named = named
         self.example = "x".join("64" for _ in required)
 
