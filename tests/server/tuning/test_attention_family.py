@@ -14,10 +14,10 @@ from tilewright_fmha.plugin import tilewright_operations
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.numerics.compare import poison
+from tilewright_kit.numerics.contents import contents, view
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_tools.tuning.measure import check
 from tilewright_tools.tuning.measure.check import Truth
-from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.problems.families import family_of, stored_case
 from tilewright_tools.tuning.problems.shapes import read_shapes
 

@@ -15,9 +15,9 @@ from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.numerics.compare import poison
+from tilewright_kit.numerics.contents import contents, view
 from tilewright_tools.tuning.measure import check
 from tilewright_tools.tuning.measure.check import Truth
-from tilewright_tools.tuning.measure.data import contents, view
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))
 OPERATION = GemmOperation()

@@ -15,9 +15,9 @@ from tilewright_gemm.commands.family import GEMM
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.problem import Role
+from tilewright_kit.numerics.contents import contents, view
 from tilewright_kit.types.errors import UnsupportedError
 from tilewright_tools.tuning.measure import peer
-from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import TimingOptions
 
 DEVICE = device_of(tilewright_arch.load("x86-64-v3"))

@@ -87,9 +87,9 @@ def _checked(plan: tilewright.BundlePlan, details: Mapping[str, Any], repeat: in
     import numpy as np
 
     from tilewright_kit.contract.abilities import SamplesInputs
+    from tilewright_kit.numerics.contents import contents, view
     from tilewright_kit.requests.record import request_from_dict
     from tilewright_tools.cli.problems.loading import load_operation
-    from tilewright_tools.tuning.measure.data import contents, view
 
     request = request_from_dict(details.get("request"))
     operation = load_operation(request.operation)

@@ -119,7 +119,7 @@ def operands(client: tilewright.Client, loaded: Loaded, seed: int = 0) -> dict[s
     import numpy as np
 
     from tilewright_kit.contract.abilities import SamplesInputs
-    from tilewright_tools.tuning.measure.data import contents, view
+    from tilewright_kit.numerics.contents import contents, view
 
     rng, operation, request = np.random.default_rng(seed), loaded.operation, loaded.request
     sampled = operation.sample_inputs(request, rng) if isinstance(operation, SamplesInputs) else {}

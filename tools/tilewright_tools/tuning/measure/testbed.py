@@ -16,13 +16,13 @@ from tilewright_kit.contract.device import Buffer, Device, Module
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import Problem, Role
 from tilewright_kit.numerics.compare import poison
+from tilewright_kit.numerics.contents import contents, view
 from tilewright_kit.types.errors import BuildFailedError
 from tilewright_server.build.cache.artifacts import Artifact
 from tilewright_server.devices.argument_layout import DeviceProgram
 from tilewright_server.devices.contract import Program, ProgramDevice, ProgramStage
 from tilewright_server.engine.engine import Engine
 from tilewright_tools.tuning.measure.check import Truth, Verdict
-from tilewright_tools.tuning.measure.data import contents, view
 from tilewright_tools.tuning.measure.timing import Timing, TimingOptions, measure
 from tilewright_tools.tuning.problems.families import family_of
 

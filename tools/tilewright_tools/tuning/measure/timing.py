@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tilewright_tools.tuning.measure.data import Init
+from tilewright_kit.numerics.contents import Init
 
 __all__ = ["TIMERS", "Timer", "Timing", "TimingOptions", "measure", "percentile"]
 
