@@ -54,6 +54,12 @@ TW_API void tw_lane_forget_all(tw_lane* lane);
 TW_API void tw_lane_disturb(tw_lane* lane);
 /* Events of a slot: of the client, which a launch waits for (may be NULL), and the lane's own. NULL, NULL: none. */
 TW_API tw_status tw_lane_slot(tw_lane* lane, uint16_t slot, void* producer, void* completion);
+/* In place of events: addresses of two numbers that the client sees, too. A packet's launch with TW_WAIT waits until
+ * the first is at least its slot, and one with TW_RECORD writes its sequence number to the second; both are taken as
+ * counts that go on beyond their 16 and 32 bits. 0, 0: events again. */
+TW_API tw_status tw_lane_signals(tw_lane* lane, uint64_t producer, uint64_t completion);
+/* The largest number that a launch waits, or has waited, for. */
+TW_API uint64_t tw_lane_awaited(const tw_lane* lane);
 /* Events with timing, between which launches with TW_TIME run. */
 TW_API void tw_lane_timers(tw_lane* lane, void* begin, void* end);
 /* How often a thread has waited for the device here. */

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from ctypes import byref, c_char, c_char_p, c_int, c_uint64, c_void_p
 from functools import cached_property
 from threading import local
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tilewright.errors import (
     DeviceError,
@@ -23,6 +23,9 @@ from tilewright.errors import (
     UnavailableError,
     UnsupportedError,
 )
+
+if TYPE_CHECKING:
+    from tilewright.gpu.signals import SignalCalls
 
 __all__ = ["HANDLE_BYTES", "LEGACY_STREAM", "GpuDriver", "Handle", "Names", "Pointer"]
 
@@ -121,6 +124,8 @@ class GpuDriver(ABC):
     """False if what a query says of another process's event is nothing to skip a wait for."""
     newer = ""
     """Fix for a driver that lacks a function."""
+    signals: SignalCalls | None = None
+    """Calls by which streams write and wait for numbers in memory of the host; None where nothing needs them."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,8 @@ LIBRARIES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6", "/opt/roc
 
 _BUFFER_ID = 7
 _DEVICE_MEMORY = 2
+_NON_BLOCKING = 1
+_AT_LEAST, _ALL_BITS = 0, (1 << 64) - 1
 _TEXTS = frozenset({NAMES.error_name, NAMES.error_string})
 
 
@@ -41,6 +43,7 @@ class HipDriver(GpuDriver):
     def __init__(self, library: Any) -> None:
         super().__init__(library)
         self._current = threading.local()
+        self.signals = self
         self.call("hipInit", 0)
 
     def _text(self, name: str, code: int) -> str:
@@ -109,6 +112,37 @@ class HipDriver(GpuDriver):
             return False
         self.call(NAMES.release, handle)
         return True
+
+    # ---- see SignalCalls ----
+
+    def lock_page(self, ordinal: int, address: int, nbytes: int) -> int:
+        found = c_uint64()
+        with self.current(ordinal):
+            self.call("hipHostRegister", address, nbytes, 0)
+            self.call("hipHostGetDevicePointer", byref(found), address, 0)
+        return found.value
+
+    def unlock_page(self, ordinal: int, address: int) -> None:
+        with self.current(ordinal):
+            self.call("hipHostUnregister", address)
+
+    def write_value(self, ordinal: int, stream: int, address: int, value: int) -> None:
+        with self.current(ordinal):
+            self.call("hipStreamWriteValue64", self.handle(stream), address, value, 0)
+
+    def wait_value(self, ordinal: int, stream: int, address: int, value: int) -> None:
+        with self.current(ordinal):
+            self.call("hipStreamWaitValue64", self.handle(stream), address, value, _AT_LEAST, _ALL_BITS)
+
+    @contextmanager
+    def own_stream(self, ordinal: int) -> Iterator[int]:
+        stream = c_void_p()
+        with self.current(ordinal):
+            self.call("hipStreamCreateWithFlags", byref(stream), _NON_BLOCKING)
+        try:
+            yield stream.value or 0
+        finally:
+            self.call("hipStreamDestroy", stream)
 
     def identity(self, address: int) -> int:
         value = c_uint()

@@ -15,7 +15,7 @@ MAX_LAUNCHES = 64
 MAX_PARTS = 128
 """Descriptors of one packet."""
 
-HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT = 1, 2, 3, 4, 5
+HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT, OPEN_SIGNALS = 1, 2, 3, 4, 5, 6
 """Kinds. A reply has ``REPLIED`` besides."""
 REPLIED = 0x80
 FAILED = 1

@@ -8,17 +8,17 @@ import contextlib
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from tilewright.errors import TilewrightError, UnavailableError, UnsupportedError, unbegun
+from tilewright.errors import TilewrightError, UnavailableError, unbegun
 from tilewright.gpu.driver import GpuDriver
 from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
 from tilewright.transport.local import SPIN_NS, Connection
+from tilewright.transport.ties import Tie, open_tie
 
 __all__ = ["Lane", "Lanes", "NoLaneError", "StreamLane"]
 
@@ -27,16 +27,9 @@ T = TypeVar("T")
 MAX_LANES = 12
 """Connections of one session and kind: beyond it threads share, and streams take turns. (A server allows a session
 32 or so.)"""
-PATIENCE_NS = 20_000
-RETRY_AFTER = 63
-"""A launch that was not over in this time makes so many after it go without waiting."""
-_UNTIED = "event_support"
-"""Rule of the server's refusal to tie streams by events."""
-SLOTS = 4
-"""Pairs of events of one stream: an event is used again by the launch after the next ones."""
 
 _FRAME = HEADER.pack
-_LAUNCH, _TIME, _ANSWERED = frames.LAUNCH, frames.TIME, frames.RECORD | frames.REPLY
+_LAUNCH, _TIME = frames.LAUNCH, frames.TIME
 _CPUS = len(os.sched_getaffinity(0))
 
 
@@ -84,140 +77,55 @@ class StreamLane(Lane):
         self.gpu = gpu
         self.ordinal = ordinal
         self.stream = stream
-        self._slots: list[tuple[int, int]] = []
-        """(producer event, completion event) by number."""
-        self._turn = -1
-        self.by_host = False
-        """True if this process waits for its stream before it launches, and for launches before it goes on: the server
-        has refused to tie the streams by events."""
-        self._impatient = 0
+        self._tie: Tie | None = None
+        """How the streams are tied, once something was launched."""
         self._retained: deque[tuple[int, object]] = deque()
         super().__init__(path, token, timeout, device)
         if _CPUS >= 4:  # with fewer it would keep the server from answering
             self.connection.spin_ns = SPIN_NS
 
-    def slot(self) -> int:
-        """The next pair of events."""
-        turn = (self._turn + 1) % SLOTS
-        if turn == len(self._slots):
-            self._slots.append(self._open(turn))
-        self._turn = turn
-        return turn
-
-    def _open(self, slot: int) -> tuple[int, int]:
-        gpu, ordinal = self.gpu, self.ordinal
-        producer = gpu.new_event(ordinal)
-        try:
-            reply = self.connection.request(frames.OPEN_EVENT, 0, gpu.export_event(ordinal, producer), slot=slot)
-            return producer, gpu.open_event(ordinal, reply.payload)
-        except TilewrightError:
-            gpu.destroy_event(ordinal, producer)
-            raise
+    @property
+    def tie(self) -> Tie:
+        if self._tie is None:
+            self._tie = open_tie(self.connection, self.gpu, self.ordinal)
+        return self._tie
 
     def begin(self) -> tuple[int, int]:
-        """A slot for launches that see what is on the stream now, and the flags of the first of them: to wait for the
-        slot's producer event, unless there is nothing to wait for.
-        """
-        gpu = self.gpu
+        """Slot and flags of a launch that sees what is on the stream now. See ``Tie``."""
         # First of all: it refuses streams that are being captured. And two processes take turns on a GPU: what needs no
         # event must not make it turn to us for one.
-        idle = gpu.idle(self.ordinal, self.stream)
-        slot = 0 if self.by_host else self._tied_slot()
-        if idle:
-            return slot, 0
-        if self.by_host:
-            gpu.synchronize(self.ordinal, self.stream)
-            return slot, 0
-        gpu.record(self.ordinal, self._slots[slot][0], self.stream)
-        return slot, frames.WAIT
-
-    def _tied_slot(self) -> int:
-        """The next slot, or 0 where events cannot tie the streams: from then on the host waits."""
-        try:
-            return self.slot()
-        except UnsupportedError as error:
-            if error.rule != _UNTIED:
-                raise
-            self.by_host = True
-            return 0
-
-    def finished(self, slot: int, stream: int) -> bool:
-        """True if the launches up to the one of ``slot``, which were queued for ``stream``, are over."""
-        if self.by_host:
-            return True
-        if self.gpu.trusts_shared_events:
-            return self.gpu.finished(self.ordinal, self._slots[slot][1])
-        self.follow(slot, stream)
-        return self.gpu.idle(self.ordinal, stream)
-
-    def finish(self, slot: int, stream: int) -> None:
-        """Wait, on the host, for the launches up to the one of ``slot``, which were queued for ``stream``."""
-        if self.by_host:
-            return
-        if self.gpu.trusts_shared_events:
-            self.gpu.finish(self.ordinal, self._slots[slot][1])
-        else:
-            self.follow(slot, stream)
-            self.gpu.synchronize(self.ordinal, stream)
+        idle = self.gpu.idle(self.ordinal, self.stream)
+        return self.tie.begin(self.stream, idle)
 
     def launch(self, binding: int) -> int:
-        """Launch a binding behind what is on the stream. Returns when the server has queued it, with its slot: waiting
-        for the slot's completion event now means waiting for the launch.
+        """Launch a binding behind what is on the stream. Returns when the server has queued it, with the tie's mark of
+        the launch.
         """
         with self.lock:
             connection, (slot, first) = self.connection, self.begin()
-            sequence = connection.next_sequence()
-            flags = _TIME if self.by_host else first | _ANSWERED
-            connection.ask(_FRAME(_LAUNCH, flags, slot, sequence, binding), sequence)
-            return slot
-
-    def follow(self, slot: int, stream: int) -> bool:
-        """Make a stream wait for the launches up to the one of ``slot``. True if they are over: then nothing is put on
-        it.
-        """
-        if self.by_host:
-            return True
-        event = self._slots[slot][1]
-        if self.gpu.trusts_shared_events and self._is_over_soon(event):
-            return True
-        self.gpu.wait(self.ordinal, stream, event)
-        return False
-
-    def _is_over_soon(self, event: int) -> bool:
-        """True if an event passes within a short while. What waits on a stream makes the GPU turn to this process for
-        it, which takes longer than a small kernel; so where launches were over in time lately, look on a little.
-        """
-        gpu, ordinal = self.gpu, self.ordinal
-        if gpu.finished(ordinal, event):
-            return True
-        if self._impatient:
-            self._impatient -= 1
-            return False
-        end = time.perf_counter_ns() + PATIENCE_NS
-        while time.perf_counter_ns() < end:
-            if gpu.finished(ordinal, event):
-                return True
-        self._impatient = RETRY_AFTER
-        return False
+            tie, sequence = self.tie, connection.next_sequence()
+            connection.ask(_FRAME(_LAUNCH, first | tie.last, slot, sequence, binding), sequence)
+            return tie.mark(slot, sequence)
 
     def close(self) -> None:
         if hasattr(self, "connection"):
             super().close()
-        slots, self._slots = self._slots, []
-        events = [event for pair in slots for event in pair] + [event for event, _ in self._retained]
-        self._retained.clear()
-        for event in events:
+        retained, self._retained = self._retained, deque()
+        for event, _ in retained:
             with contextlib.suppress(TilewrightError):  # the context may be gone before the events are
                 self.gpu.destroy_event(self.ordinal, event)
+        if self._tie is not None:
+            self._tie.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_slots") and not sys.is_finalizing():
+        if hasattr(self, "_retained") and not sys.is_finalizing():
             self.close()
 
     def abandon(self) -> None:
         """In a forked child: the events are the parent's."""
-        self._slots = []
         self._retained.clear()
+        if self._tie is not None:
+            self._tie.abandon()
         super().close()
 
     def retain(self, keep: object, stream: int) -> None:

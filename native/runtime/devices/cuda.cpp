@@ -230,7 +230,7 @@ int elapsed(float* milliseconds, void* begin, void* end) {
 
 constexpr GpuApi kApi = {"libcuda.so.1", open, describe, is_no_memory, context, fits, load, function, admit, allocate,
     release, allocate_async, release_async, clear_async, upload, upload_async, capture, stream_id, tie_to_graph,
-    swap_capture_mode, encode, launch, wait_event, record_event, finish_event, elapsed};
+    swap_capture_mode, encode, launch, wait_event, record_event, nullptr, nullptr, finish_event, elapsed};
 
 }  // namespace
 

@@ -39,6 +39,10 @@ struct GpuApi {
   int (*launch)(void* function, const StageRecord& stage, void* arguments, tw_stream stream);
   int (*wait_event)(tw_stream stream, void* event);  // the stream waits, not the caller
   int (*record_event)(void* event, tw_stream stream);
+  // The stream waits until the number at an address is at least `value`, or writes it there behind its work. Null
+  // where the driver is not used so.
+  int (*wait_value)(tw_stream stream, uint64_t address, uint64_t value);
+  int (*write_value)(tw_stream stream, uint64_t address, uint64_t value);
   int (*finish_event)(void* event);  // the caller waits
   int (*elapsed)(float* milliseconds, void* begin, void* end);
 };

@@ -8,7 +8,7 @@
 namespace tw {
 namespace {
 
-enum { kNoMemory = 2, kInvalidContext = 201 };
+enum { kNoMemory = 2, kInvalidContext = 201, kNotSupported = 801 };
 
 #define TW_HIP_FUNCTIONS(X)                                                                                        \
   X(hipInit, (unsigned))                                                                                           \
@@ -40,6 +40,9 @@ struct Functions {
   const char* (*hipGetErrorName)(int);
   const char* (*hipGetErrorString)(int);
   int (*hipGetDevicePropertiesR0600)(void*, int);
+  // Null where the runtime has none.
+  int (*hipStreamWaitValue64)(void*, void*, uint64_t, unsigned, uint64_t);
+  int (*hipStreamWriteValue64)(void*, void*, uint64_t, unsigned);
 };
 
 Functions f;
@@ -51,7 +54,8 @@ void open_once() {
 #define TW_NAME(name, arguments) #name,
       TW_HIP_FUNCTIONS(TW_NAME)
 #undef TW_NAME
-      "hipGetErrorName", "hipGetErrorString", "hipGetDevicePropertiesR0600"};
+      "hipGetErrorName", "hipGetErrorString", "hipGetDevicePropertiesR0600", "hipStreamWaitValue64?",
+      "hipStreamWriteValue64?"};
   void* found[sizeof names / sizeof *names];
   opened = open_driver("libamdhip64.so", names, found, sizeof names / sizeof *names);
   static_assert(sizeof found == sizeof f, "one pointer each");
@@ -152,12 +156,21 @@ int launch(void* function, const StageRecord& stage, void* arguments, tw_stream 
 
 int wait_event(tw_stream stream, void* event) { return f.hipStreamWaitEvent(stream, event, 0); }
 int record_event(void* event, tw_stream stream) { return f.hipEventRecord(event, stream); }
+int wait_value(tw_stream stream, uint64_t address, uint64_t value) {
+  constexpr unsigned kAtLeast = 0;
+  void* const at = (void*)(uintptr_t)address;
+  return f.hipStreamWaitValue64 ? f.hipStreamWaitValue64(stream, at, value, kAtLeast, ~0ull) : kNotSupported;
+}
+int write_value(tw_stream stream, uint64_t address, uint64_t value) {
+  void* const at = (void*)(uintptr_t)address;
+  return f.hipStreamWriteValue64 ? f.hipStreamWriteValue64(stream, at, value, 0) : kNotSupported;
+}
 int finish_event(void* event) { return f.hipEventSynchronize(event); }
 int elapsed(float* milliseconds, void* begin, void* end) { return f.hipEventElapsedTime(milliseconds, begin, end); }
 
 constexpr GpuApi kApi = {"libamdhip64.so", open, describe, is_no_memory, context, fits, load, function, admit, allocate,
     release, allocate_async, release_async, clear_async, upload, upload_async, capture, stream_id, tie_to_graph,
-    swap_capture_mode, encode, launch, wait_event, record_event, finish_event, elapsed};
+    swap_capture_mode, encode, launch, wait_event, record_event, wait_value, write_value, finish_event, elapsed};
 
 }  // namespace
 

@@ -68,6 +68,8 @@ struct tw_lane {
   tw_stream stream;
   uint64_t* note;
   void *begin, *end;
+  uint64_t producer, completion;  // addresses of signals; 0: there are none
+  uint64_t awaited, sequence;     // counts that slots and sequence numbers are the low bits of
   uint64_t waits;
   uint32_t disturbed;
   bool follows;  // the last packet came soon after the one before
@@ -124,24 +126,28 @@ const Slot* slot_of(const tw_lane* lane, uint32_t flags, uint16_t slot) {
 
 // True if the launch needs nothing that is not there.
 bool is_prepared(const tw_lane* lane, uint32_t flags, uint16_t slot) {
-  if (flags & (TW_WAIT | TW_RECORD) && !slot_of(lane, flags, slot)) return false;
+  if (flags & (TW_WAIT | TW_RECORD) && !lane->producer && !slot_of(lane, flags, slot)) return false;
   if (flags & TW_TIME) return lane->begin && !(flags & TW_WAIT);  // a wait for another process is not waited for here
   return true;
 }
 
-tw_status launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, uint16_t slot) {
+// `events` are those of the slot; without them the lane has signals.
+tw_status launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, const Slot* events) {
   const GpuApi& api = *lane->api;
-  const Slot* const events = flags & (TW_WAIT | TW_RECORD) ? slot_of(lane, flags, slot) : nullptr;
   int code = 0;
-  if (flags & TW_WAIT) code = api.wait_event(lane->stream, events->producer);
-  if (code) return failed(lane, code, "waiting for an event");
+  if (flags & TW_WAIT)
+    code = events ? api.wait_event(lane->stream, events->producer)
+                  : api.wait_value(lane->stream, lane->producer, lane->awaited);
+  if (code) return failed(lane, code, events ? "waiting for an event" : "waiting for a signal");
   if (flags & TW_TIME) code = api.record_event(lane->begin, lane->stream);
   if (code) return failed(lane, code, "recording an event");
   const tw_status status = tw_launch(binding, lane->stream);
   if (status) return status;
   if (flags & TW_TIME) code = api.record_event(lane->end, lane->stream);
-  if (!code && flags & TW_RECORD) code = api.record_event(events->completion, lane->stream);
-  return code ? failed(lane, code, "recording an event") : TW_OK;
+  if (!code && flags & TW_RECORD)
+    code = events ? api.record_event(events->completion, lane->stream)
+                  : api.write_value(lane->stream, lane->completion, lane->sequence);
+  return code ? failed(lane, code, "recording the end of a launch") : TW_OK;
 }
 
 int receive(int connection, int flags, tw_packet* packet) {
@@ -179,18 +185,29 @@ bool answer(int connection, const Frame& frame, uint64_t nanoseconds) {
   return sent >= 0;
 }
 
+// Once for each frame that is seen, or more often: what the counts are then.
+void count(tw_lane* lane, const Frame& frame) {
+  if (!lane->producer) return;
+  lane->sequence += (uint32_t)(frame.sequence - (uint32_t)lane->sequence);
+  if (frame.flags & TW_WAIT)
+    __atomic_add_fetch(&lane->awaited, (uint16_t)(frame.slot - (uint16_t)lane->awaited), __ATOMIC_RELAXED);
+}
+
 // Launches one frame: the answer of tw_lane_serve, or -1 for success.
 int serve(tw_lane* lane, int connection, const Frame& frame, tw_packet* packet) {
   {
     const Locked locked(lane);
     if (frame.kind != kLaunch || __atomic_exchange_n(&lane->disturbed, 0, __ATOMIC_ACQ_REL)) return TW_UNPREPARED;
+    count(lane, frame);
     const Entry* const entry = lane->size ? place_of(lane->entries, lane->size, frame.value) : nullptr;
     if (!entry || !entry->binding || !is_prepared(lane, frame.flags, frame.slot)) return TW_UNPREPARED;
     if (lane->note) {
       __atomic_store_n(&lane->note[0], entry->number, __ATOMIC_RELAXED);
       __atomic_store_n(&lane->note[1], now(), __ATOMIC_RELAXED);
     }
-    packet->status = launch(lane, entry->binding, frame.flags & kFlags, frame.slot);
+    const bool tied = frame.flags & (TW_WAIT | TW_RECORD) && !lane->producer;
+    packet->status = launch(
+        lane, entry->binding, frame.flags & kFlags, tied ? slot_of(lane, frame.flags, frame.slot) : nullptr);
   }
   uint64_t nanoseconds = 0;
   if (!packet->status && frame.flags & TW_TIME) packet->status = tw_lane_finish(lane, &nanoseconds);
@@ -276,6 +293,16 @@ tw_status tw_lane_slot(tw_lane* lane, uint16_t slot, void* producer, void* compl
   return TW_OK;
 }
 
+tw_status tw_lane_signals(tw_lane* lane, uint64_t producer, uint64_t completion) {
+  const tw::Locked locked(lane);
+  if (!lane->api->wait_value || !lane->api->write_value)
+    return tw::fail(TW_UNSUPPORTED, "signal_support", "use events", "streams of this device are not tied by signals");
+  lane->producer = producer, lane->completion = completion;
+  return TW_OK;
+}
+
+uint64_t tw_lane_awaited(const tw_lane* lane) { return __atomic_load_n(&lane->awaited, __ATOMIC_RELAXED); }
+
 void tw_lane_timers(tw_lane* lane, void* begin, void* end) {
   const tw::Locked locked(lane);
   lane->begin = begin, lane->end = end;
@@ -286,11 +313,12 @@ uint64_t tw_lane_waits(const tw_lane* lane) { return __atomic_load_n(&lane->wait
 tw_status tw_lane_launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, uint16_t slot) {
   if (!lane || !binding) return tw::null_argument("tw_lane_launch");
   const tw::Locked locked(lane);
-  if (flags & (TW_WAIT | TW_RECORD) && !tw::slot_of(lane, flags, slot))
+  const tw::Slot* const events = flags & (TW_WAIT | TW_RECORD) ? tw::slot_of(lane, flags, slot) : nullptr;
+  if (flags & (TW_WAIT | TW_RECORD) && !events)
     return tw::fail(TW_INVALID_ARGUMENT, "event_slot", "open the slot's events first", "the slot has no such events");
   if (flags & TW_TIME && !lane->begin)
     return tw::fail(TW_INVALID_ARGUMENT, "event_timers", "call tw_lane_timers first", "the lane has no timers");
-  return tw::launch(lane, binding, flags, slot);
+  return tw::launch(lane, binding, flags, events);
 }
 
 tw_status tw_lane_finish(tw_lane* lane, uint64_t* nanoseconds) {

@@ -27,7 +27,6 @@ __all__ = [
     "CountingDevice",
     "DeviceHost",
     "DeviceLostError",
-    "EventDevice",
     "ExplainingProvider",
     "GranularDevice",
     "HostedProvider",
@@ -43,7 +42,9 @@ __all__ = [
     "ServedPacket",
     "ServingStream",
     "SharingDevice",
+    "SignalStream",
     "StreamDevice",
+    "TiedDevice",
     "WorkerSpec",
     "shares_host_memory",
     "uses_host_memory",
@@ -347,6 +348,20 @@ class ServingStream(Protocol):
 
 
 @runtime_checkable
+class SignalStream(Protocol):
+    """A ``ServingStream`` that can be tied to a client's stream by numbers in memory that both see."""
+
+    def open_signals(self) -> int:
+        """Descriptor of a sealed memory file of one page, which the caller closes: from now on ``WAIT`` and ``RECORD``
+        mean its numbers (``docs/protocol.md``). Raises ``InvalidArgumentError`` the second time, ``DeviceError``."""
+        ...
+
+    def let_go(self) -> None:
+        """The client is dead: nothing waits for its numbers any more."""
+        ...
+
+
+@runtime_checkable
 class StreamDevice(Protocol):
     """A device whose launches need not be waited for."""
 
@@ -354,13 +369,15 @@ class StreamDevice(Protocol):
 
 
 @runtime_checkable
-class EventDevice(Protocol):
-    """A device whose launches are tied to streams of other processes by events only where those keep order."""
+class TiedDevice(Protocol):
+    """A device whose launches are tied to streams of other processes only by what keeps order there. Both methods say
+    why something does not, or nothing; they may take seconds the first time."""
 
     def event_refusal(self, shares_names: bool) -> str:
-        """Why a client cannot tie its stream by events; empty if it can. ``shares_names``: it sees the process numbers
-        and the shared memory of this process. May take seconds the first time."""
+        """``shares_names``: the client sees the process numbers and the shared memory of this process."""
         ...
+
+    def signal_refusal(self) -> str: ...
 
 
 @runtime_checkable

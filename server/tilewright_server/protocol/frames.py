@@ -45,6 +45,7 @@ class Kind(IntEnum):
     LAUNCH = 3
     ATTACH = 4
     OPEN_EVENT = 5
+    OPEN_SIGNALS = 6
 
 
 def packet(kind: int, flags: int = 0, slot: int = 0, sequence: int = 0, value: int = 0, payload: bytes = b"") -> bytes:

@@ -230,7 +230,13 @@ def test_faults_become_typed_errors(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "least"),
-    [("test_conformance.py", 28), ("test_gpu*.py", 51), ("test_hip.py", 3), ("test_hip_stages.py", 1)],
+    [
+        ("test_conformance.py", 28),
+        ("test_gpu*.py", 51),
+        ("test_hip.py", 3),
+        ("test_hip_signals.py", 7),
+        ("test_hip_stages.py", 1),
+    ],
 )
 @pytest.mark.extended
 def test_suite_passes_with_a_simulated_runtime(suite: str, least: int, library: Path) -> None:  # noqa: F811

@@ -47,13 +47,13 @@ class Binding:
 class Launched:
     """Outcome of a launch: over, queued by the server on a stream (``lane``), or by this process (``gpu``)."""
 
-    __slots__ = ("device_ns", "gpu", "lane", "ordinal", "over", "slot", "stream")
+    __slots__ = ("device_ns", "gpu", "lane", "mark", "ordinal", "over", "stream")
 
     def __init__(
         self,
         device_ns: int = 0,
         lane: StreamLane | None = None,
-        slot: int = 0,
+        mark: int = 0,
         stream: int = 0,
         *,
         gpu: GpuDriver | None = None,
@@ -66,7 +66,8 @@ class Launched:
         self.over = lane is None and gpu is None
         """True if it was over already when it was queued."""
         self.lane = lane
-        self.slot = slot
+        self.mark = mark
+        """The lane's tie knows the launch by it."""
         self.stream = stream
 
 
@@ -170,13 +171,13 @@ def launcher(binding: Binding, tensors: Sequence[DeviceTensor], *, fresh: bool =
         for array in mapped:
             array.move_to(place)
         lane = of_stream(device, gpu, ordinal, place)
-        slot = lane.launch(number)
-        launched = Launched(0, lane, slot, place)
+        mark = lane.launch(number)
+        launched = Launched(0, lane, mark, place)
         if wait:
-            launched.over = lane.follow(slot, place)
+            launched.over = lane.tie.follow(mark, place)
             for busy in around:
                 if busy != place:
-                    lane.follow(slot, busy)
+                    lane.tie.follow(mark, busy)
             if foreign:
                 lane.retain(foreign, place)
         return launched

@@ -24,7 +24,7 @@ SEND_AFTER_NS = 20_000
 PACKETS_UNDER_WAY = 64
 """Then the oldest is waited for."""
 _PACK = HEADER.pack
-_LAUNCH, _REPLY, _RECORD, _TIME = frames.LAUNCH, frames.REPLY, frames.RECORD, frames.TIME
+_LAUNCH, _REPLY, _TIME = frames.LAUNCH, frames.REPLY, frames.TIME
 
 
 class LaunchBase:
@@ -47,7 +47,7 @@ class LaunchBase:
         launched = self._launched
         lane = launched.lane
         if not self._finished and lane is not None:
-            self._finished = lane.finished(launched.slot, launched.stream)
+            self._finished = lane.tie.finished(launched.mark, launched.stream)
         elif not self._finished and launched.gpu is not None:
             self._finished = launched.gpu.idle(launched.ordinal, launched.stream)
         return self._finished
@@ -57,7 +57,7 @@ class LaunchBase:
         launched = self._launched
         place = launched.stream if stream is None else stream_handle(stream)
         if launched.lane is not None:
-            launched.lane.follow(launched.slot, place)
+            launched.lane.tie.follow(launched.mark, place)
         elif launched.gpu is not None:
             launched.gpu.order(launched.ordinal, launched.stream, place)
 
@@ -65,7 +65,7 @@ class LaunchBase:
         launched = self._launched
         lane = launched.lane
         if lane is not None and not self._finished:
-            lane.finish(launched.slot, launched.stream)
+            lane.tie.finish(launched.mark, launched.stream)
         elif launched.gpu is not None and not self._finished:
             launched.gpu.synchronize(launched.ordinal, launched.stream)
         self._finished = True
@@ -85,10 +85,12 @@ class PipelineState:
         self._ids: list[int] = []
         self._held: dict[int, BoundState] = {}
         """Launches that were not joined: its arrays must live."""
-        self._under_way: deque[tuple[int, int, int]] = deque()
-        """(first sequence, count, number of the first launch) of packets without an answer."""
+        self._under_way: deque[tuple[int, int, int, int]] = deque()
+        """(first sequence, count, number of the first launch, slot) of packets without an answer."""
         self._failures: list[tuple[int, TilewrightError]] = []
         self._slot = 0
+        self._mark: int | None = None
+        """The tie's mark of the last packet that was answered."""
         self._first = 0
         """Flags of the next launch: whether it waits for the stream."""
         self._sent_ns = 0
@@ -152,7 +154,7 @@ class PipelineState:
             if self._stream is None:
                 self._stream = launch_stream(tensors)
             self._lane = lanes.of_stream(binding.device, tensors[0].gpu, tensors[0].ordinal, self._stream)
-        self._binding = binding
+        self._binding, self._mark = binding, None
         self.order()
 
     def add_here(self, bound: BoundState) -> None:
@@ -185,11 +187,9 @@ class PipelineState:
             self._answer()
         count, slot = len(ids), self._slot
         flags = [0] * count
-        if isinstance(lane, StreamLane) and not lane.by_host:
-            flags[-1] = _REPLY | _RECORD
+        if isinstance(lane, StreamLane):
+            flags[-1] = lane.tie.last
             flags[0] |= self._first
-        elif isinstance(lane, StreamLane):
-            flags[-1] = _TIME
         else:
             flags[-1] = _TIME if lane.device else _REPLY
         with lane.lock:
@@ -207,16 +207,19 @@ class PipelineState:
                 self._core.note(error)
                 return
         self._first = 0
-        self._under_way.append((numbers[0], count, self._count - count))
+        self._under_way.append((numbers[0], count, self._count - count, slot))
         self._sent_ns = time.perf_counter_ns()
 
     def _answer(self) -> None:
         """Wait for the answer to the oldest packet, and keep what failed of it."""
         lane: Any = self._lane
-        first, count, number = self._under_way.popleft()
+        first, count, number, slot = self._under_way.popleft()
         with lane.lock:
             try:
-                lane.connection.wait((first + count - 1) & 0xFFFFFFFF)
+                last = (first + count - 1) & 0xFFFFFFFF
+                lane.connection.wait(last)
+                if isinstance(lane, StreamLane):
+                    self._mark = lane.tie.mark(slot, last)
             except TilewrightError as error:
                 self._failures.append((number + count - 1, error))
                 self._core.note(error)
@@ -237,5 +240,5 @@ class PipelineState:
         self.flush()
         while self._under_way:
             self._answer()
-        if isinstance(self._lane, StreamLane) and self._count and not self._lane.broken:
-            self._lane.follow(self._slot, self._stream or 0)
+        if isinstance(self._lane, StreamLane) and self._mark is not None and not self._lane.broken:
+            self._lane.tie.follow(self._mark, self._stream or 0)

@@ -233,6 +233,9 @@ class GpuDevice:
         lane = self._new_lane(_CLIENT_BINDINGS)
         lane.is_clients = True
         self._graveyard.add(lane.stream)
+        return self._client_stream(lane)
+
+    def _client_stream(self, lane: Lane) -> GpuStream:
         return GpuStream(lane, self._graveyard)
 
     def memory_use(self) -> dict[str, int]:

@@ -10,11 +10,26 @@ from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.discovery import Discovery, find, version_text
 from tilewright_server.devices.hip.driver.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
 from tilewright_server.devices.hip.event_probe import event_problem
+from tilewright_server.devices.hip.signal_probe import signal_problem
 
 if TYPE_CHECKING:
     from tilewright_server.devices.hip.device import HipDevice
 
 __all__ = ["HipProvider", "open_device"]
+
+
+def _order(ordinal: int) -> str:
+    """How launches of this device are tied to streams of clients, and why not in a better way."""
+    by_signals = signal_problem(ordinal)
+    if not by_signals:
+        return "streams of clients are tied by numbers in shared memory (signals), which passed the probe"
+    by_events = event_problem(ordinal)
+    if not by_events:
+        return (
+            "streams of clients are tied by interprocess events, which passed the probe, where they share /dev/shm and "
+            f"process numbers, else waited for by the host; not by signals: {by_signals}"
+        )
+    return f"streams of clients are waited for by the host; not by signals: {by_signals}; not by events: {by_events}"
 
 
 def open_device(info: DeviceInfo, options: Mapping[str, Any]) -> HipDevice:  # noqa: ARG001
@@ -41,12 +56,7 @@ class HipProvider(GpuProvider):
     def diagnose(self) -> Mapping[str, str]:
         texts = dict(super().diagnose())
         if devices := self.discover():
-            problem = event_problem(int(devices[0].attributes["ordinal"]))
-            texts["order"] = (
-                f"streams of clients are waited for by the host: {problem}"
-                if problem
-                else "streams of clients are tied by interprocess events, which passed the probe"
-            )
+            texts["order"] = _order(int(devices[0].attributes["ordinal"]))
         return texts
 
     def driver_text(self, driver: int) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tilewright_kit.types.errors import ResourceExhaustedError
-from tilewright_server.devices.contract import DeviceLostError, LastingStream
+from tilewright_server.devices.contract import DeviceLostError, LastingStream, SignalStream
 
 __all__ = ["Client", "Clients", "Peer", "WaitingStream"]
 
@@ -149,7 +149,9 @@ class Clients:
                 elif client.peer.is_known:
                     if not client.peer.is_dead:
                         client.since = now
-                    elif now - client.since > PATIENCE_S:
+                    elif isinstance(client.stream, SignalStream):
+                        client.stream.let_go()
+                    if now - client.since > PATIENCE_S:
                         _require(now - client.since <= LONG_PATIENCE_S and not client.waits)
                 elif client.is_connected:
                     client.since = now

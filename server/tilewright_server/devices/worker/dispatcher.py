@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from tilewright_server.devices.argument_layout import DeviceProgram
 from tilewright_server.devices.contract import (
     CountingDevice,
     DeviceLostError,
-    EventDevice,
     GranularDevice,
     LaunchStream,
     Program,
     ProgramDevice,
     SharingDevice,
     StreamDevice,
+    TiedDevice,
 )
 from tilewright_server.devices.errors import not_a_buffer, unloaded
 from tilewright_server.devices.worker.clients import Client, Clients, Peer
@@ -263,20 +264,21 @@ class Hosted:
             place = self._area.take_place()
             undo.callback(self._area.give_place_back, place)
             note = None if isinstance(stream, SynchronousStream) else self._places[2 * place : 2 * place + 2]
-            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost, refusal=self._refusal(accepted))
+            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost, **self._refusals(accepted))
             self._connections[connection] = _Connection(loop, client, place)
             undo.callback(self._connections.pop, connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"client {connection}", daemon=True).start()
             undo.pop_all()  # it is the thread's now
         return _NOTHING
 
-    def _refusal(self, connection: socket.socket) -> Callable[[], str] | None:
-        """Why a client's stream cannot be tied by events, asked when it wants one."""
+    def _refusals(self, connection: socket.socket) -> dict[str, Callable[[], str]]:
+        """Why a client's stream cannot be tied by events or signals, asked when it wants them."""
         device = self.device
-        if not isinstance(device, EventDevice):
-            return None
-        shares = shares_names(connection)
-        return lambda: device.event_refusal(shares)
+        found: dict[str, Callable[[], str]] = {}
+        if isinstance(device, TiedDevice):
+            found["events"] = partial(device.event_refusal, shares_names(connection))
+            found["signals"] = device.signal_refusal
+        return found
 
     def _serve(self, number: int) -> None:
         connection = self._connections[number]

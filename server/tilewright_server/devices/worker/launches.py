@@ -8,6 +8,7 @@ is not prepared, what fails, and what is no launch. Those of other devices are l
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -32,6 +33,7 @@ from tilewright_server.devices.contract import (
     Program,
     ServedPacket,
     ServingStream,
+    SignalStream,
 )
 from tilewright_server.protocol.frames import (
     HEADER,
@@ -100,11 +102,12 @@ class LaunchLoop:
         *,
         note: memoryview | None = None,
         lost: Callable[[DeviceLostError], None] | None = None,
-        refusal: Callable[[], str] | None = None,
+        events: Callable[[], str] | None = None,
+        signals: Callable[[], str] | None = None,
     ) -> None:
-        """``refusal`` says why this client's stream cannot be tied by events, or nothing. ``note`` is where each launch
-        leaves the number of its program and the time, two words; ``lost`` is told of the end of the device, after the
-        client was answered."""
+        """``events`` and ``signals`` say why this client's stream cannot be tied by them, or nothing. ``note`` is where
+        each launch leaves the number of its program and the time, two words; ``lost`` is told of the end of the
+        device, after the client was answered."""
         self._serving = stream if isinstance(stream, ServingStream) else None
         self.lock: AbstractContextManager[Any] = self._serving.lock if self._serving is not None else threading.RLock()
         self._connection = connection
@@ -113,7 +116,8 @@ class LaunchLoop:
         if note is not None and self._serving is not None:
             self._serving.note_in(note)
         self._lost = lost
-        self._refusal = refusal
+        self._events = events
+        self._signals = signals
         self._bindings: dict[int, tuple[Program, tuple[int, ...], int]] = {}
         self._workspace = 0
         self._closed = False
@@ -239,7 +243,7 @@ class LaunchLoop:
                 error = malformed("a packet of launches is whole frames", len(data))
                 return [error_packet(Kind.LAUNCH, 0, 0, error)]
             return [answer for frame in HEADER.iter_unpack(data) if (answer := self._launched(*frame))]
-        return [self._other(data)]
+        return [answer] if (answer := self._other(data)) else []
 
     def _launched(self, kind: int, flags: int, slot: int, sequence: int, value: int) -> bytes:
         """Launch what a frame asks for; the answer, if it wants one or failed."""
@@ -254,13 +258,30 @@ class LaunchLoop:
             return self._failed(kind, slot, sequence, value, error)
         return HEADER.pack(_ANSWER, 0, slot, sequence, device_ns or 0) if flags & _ANSWERED else b""
 
+    def _opened_signals(self, slot: int, sequence: int) -> bytes:
+        """The answer, or nothing once it was sent, with a descriptor."""
+        stream = self._stream
+        if not isinstance(stream, SignalStream):
+            raise _untied(slot, "signals", "streams of this kind of device are tied in other ways")
+        if self._signals is not None and (why := self._signals()):
+            raise _untied(slot, "signals", why)
+        with self.lock:
+            file = stream.open_signals()
+        try:
+            socket.send_fds(self._connection, [packet(Kind.OPEN_SIGNALS | REPLY_KIND, 0, slot, sequence)], [file])
+        finally:
+            os.close(file)
+        return b""
+
     def _other(self, data: memoryview) -> bytes:
         kind, _, slot, sequence, _ = HEADER.unpack_from(data)
         try:
+            if kind == Kind.OPEN_SIGNALS:
+                return self._opened_signals(slot, sequence)
             if kind != Kind.OPEN_EVENT:
                 raise malformed("this connection carries launches only", kind)
-            if self._refusal is not None and (why := self._refusal()):
-                raise _untied(slot, why)
+            if self._events is not None and (why := self._events()):
+                raise _untied(slot, "events", why)
             with self.lock:
                 handle = self._stream.open_event(slot, bytes(data[HEADER_BYTES:]))
             return packet(kind | REPLY_KIND, 0, slot, sequence, 0, handle)
@@ -293,12 +314,12 @@ def _check_frame(kind: int, flags: int) -> None:
         raise _never(flags)
 
 
-def _untied(slot: int, why: str) -> UnsupportedError:
+def _untied(slot: int, what: str, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"events do not keep the order of launches here: {why}",
+        f"{what} do not keep the order of launches here: {why}",
         field="slot",
         value=slot,
-        rule="event_support",
+        rule=f"{what[:-1]}_support",
         fix="wait for the stream, launch with TIME, and use the result when that is answered",
     )
 

@@ -181,7 +181,7 @@ typedef struct Op {
   void* job;
   struct Op* next;
 } Op;
-enum { COPY, SET, FREE, LAUNCH, RECORD, WAIT };
+enum { COPY, SET, FREE, LAUNCH, RECORD, WAIT, AWAIT_VALUE, WRITE_VALUE };
 typedef struct {
   uint64_t recorded, completed;
   double time;
@@ -253,6 +253,7 @@ static R launch_perform(Op* op);    // ends it; an error is sticky
 
 static int ready(Op* op) {
   if (op->kind == WAIT) return op->event->state->completed >= op->target;
+  if (op->kind == AWAIT_VALUE) return __atomic_load_n((uint64_t*)op->a, __ATOMIC_ACQUIRE) >= op->target;
   return op->kind != LAUNCH || launch_ready(op);
 }
 static void perform(Op* op) {
@@ -272,6 +273,9 @@ static void perform(Op* op) {
     case RECORD:
       if (op->event->state->completed < op->target) op->event->state->completed = op->target;
       op->event->state->time = now();
+      break;
+    case WRITE_VALUE:
+      __atomic_store_n((uint64_t*)op->a, op->target, __ATOMIC_RELEASE);
       break;
   }
 }

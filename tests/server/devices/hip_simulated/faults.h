@@ -18,6 +18,9 @@
 //   pool_first    pools of other processes open on the first device only (all)
 //   equal_pids    handles of memory name a process of the same number as this one's (none)
 //   drains        destroying an event waits for the whole device (6.3 to 7.2)
+//   values_signal waiting for a number takes signal memory only (5.x, and with GPU_STREAMOPS_CP_WAIT=1)
+//   values_pass   waiting for a number does not wait (none)
+//   values_block  waiting for a number blocks the caller (none)
 //
 // TW_SIM_SHM names the /dev/shm that the process sees: events of others are not found there.
 #pragma once
@@ -27,6 +30,8 @@ enum {
   INVALID_DEVICE = 101,
   NO_BINARY = 209,
   PEERS_ALREADY = 704,
+  ALREADY_LOCKED = 712,
+  NOT_LOCKED = 713,
   LAUNCH_FAILURE = 719,
   CAPTURE_IMPLICIT = 906,
   UNKNOWN = 999

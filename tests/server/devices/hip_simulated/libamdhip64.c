@@ -12,6 +12,7 @@
 #include "emulator.h"
 #include "streams.h"
 #include "events.h"
+#include "values.h"
 #include "memory.h"
 #include "pools.h"
 #include "virtual.h"

@@ -30,14 +30,6 @@ R hipHostFree(void* p) {
   ENTER;
   return free(p), OK;
 }
-R hipHostRegister(void* p, size_t n, unsigned f) {
-  ENTER;
-  return p && n && f < 16 ? OK : INVALID_VALUE;
-}
-R hipHostUnregister(void* p) {
-  ENTER;
-  return p ? OK : INVALID_VALUE;
-}
 R hipMemGetInfo(size_t* left, size_t* total) {
   ENTER;
   return *left = MEMORY - used(), *total = MEMORY, OK;
@@ -45,7 +37,7 @@ R hipMemGetInfo(size_t* left, size_t* total) {
 
 static R fill(Ptr p, unsigned char v, size_t n, Stream* s) {
   if (!n) return OK;
-  return in((void*)p, n) ? put_on(s, (Op){.kind = SET, .a = p, .value = v, .n = n}) : INVALID_VALUE;
+  return in((void*)p, n) || locked_at(p, n) ? put_on(s, (Op){.kind = SET, .a = p, .value = v, .n = n}) : INVALID_VALUE;
 }
 R hipMemsetAsync(Ptr p, int v, size_t n, Stream* s) {
   ENTER;

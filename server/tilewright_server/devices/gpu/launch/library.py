@@ -90,6 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tw_lane_forget_all": (c_void_p,),
     "tw_lane_disturb": (c_void_p,),
     "tw_lane_slot": (c_void_p, c_uint16, c_void_p, c_void_p),
+    "tw_lane_signals": (c_void_p, c_uint64, c_uint64),
     "tw_lane_timers": (c_void_p, c_void_p, c_void_p),
     "tw_lane_launch": (c_void_p, c_void_p, c_uint32, c_uint16),
     "tw_lane_finish": (c_void_p, POINTER(c_uint64)),
@@ -106,7 +107,8 @@ class Library:
         for name, arguments in _SIGNATURES.items():
             function = getattr(native, name)
             function.argtypes, function.restype = arguments, c_int32
-        native.tw_lane_waits.argtypes, native.tw_lane_waits.restype = (c_void_p,), c_uint64
+        for count in (native.tw_lane_waits, native.tw_lane_awaited):
+            count.argtypes, count.restype = (c_void_p,), c_uint64
         native.tw_last_error.restype = POINTER(_Error)
         self.native = native
 

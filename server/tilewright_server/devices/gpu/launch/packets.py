@@ -82,6 +82,16 @@ class PacketLane:
         if self._native.tw_lane_slot(self._handle, slot, int(producer) if producer is not None else 0, int(completion)):
             raise self._library.error(self._driver)
 
+    def set_signals(self, producer: int, completion: int) -> None:
+        """Addresses of the client's number, which its packets wait for, and of the lane's own."""
+        if self._native.tw_lane_signals(self._handle, producer, completion):
+            raise self._library.error(self._driver)
+
+    @property
+    def awaited(self) -> int:
+        """The largest number that a launch of a packet waits, or has waited, for."""
+        return int(self._native.tw_lane_awaited(self._handle))
+
     def set_timers(self, begin: Any, end: Any) -> None:
         """Events with timing, between which timed launches run."""
         self._native.tw_lane_timers(self._handle, int(begin), int(end))

@@ -60,6 +60,12 @@ class Graveyard:
                 return False
             return self._driver.is_busy(self._driver.api.query_stream(stream))
 
+    @property
+    def is_quiet(self) -> bool:
+        """True if no stream has anything under way. Never waits."""
+        with self._lock:
+            return not any(self._driver.is_busy(self._driver.api.query_stream(stream)) for stream in self._streams)
+
     def has_come(self, stream: Any, events: Iterable[Any]) -> bool:
         """True if all of a stream's events have been passed; they may be destroyed only after ``remove``."""
         with self._lock:

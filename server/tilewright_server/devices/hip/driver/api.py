@@ -90,6 +90,19 @@ class HipApi:
     def unlock_host(self, memory: memoryview) -> Answer:
         return self.raw.hipHostUnregister(memory)
 
+    def device_address(self, memory: memoryview) -> Answer:
+        """Address on the device of memory that ``lock_host`` has locked."""
+        result, address = self.raw.hipHostGetDevicePointer(memory, 0)
+        return (result, 0) if result else (result, int(address))
+
+    def wait_value(self, stream: Any, address: int, value: int) -> Answer:
+        """Let a stream wait until the number at ``address`` is at least ``value``."""
+        return self.raw.hipStreamWaitValue64(stream, address, value, self.raw.hipStreamWaitValueGte, (1 << 64) - 1)
+
+    def write_value(self, stream: Any, address: int, value: int) -> Answer:
+        """Write a number of 64 bits behind what is on the stream."""
+        return self.raw.hipStreamWriteValue64(stream, address, value, 0)
+
     def allocate(self, nbytes: int) -> Answer:
         return self.raw.hipMalloc(nbytes)
 

@@ -53,6 +53,7 @@ def load_api() -> Any:
 class Driver(GpuDriver):
     """See ``GpuDriver``."""
 
+    api: HipApi
     kind = "hip"
     ipc_kind = "hip_ipc"
     pool_kind = "hip_pool"
