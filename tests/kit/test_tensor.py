@@ -26,6 +26,11 @@ def test_a_contiguous_tensor_agrees_with_numpy(dtype: DType, shape: tuple[int, .
         assert desc.strides == tuple(step // array.itemsize for step in array.strides)
 
 
+def test_strides_of_a_tensor_without_elements_are_those_of_axes_of_one() -> None:
+    assert contiguous_strides((2, 0, 3)) == (3, 3, 1)
+    assert contiguous_strides((4, 0)) == (1, 1)
+
+
 @given(sizes, st.data())
 def test_a_span_is_one_past_the_last_element(shape: tuple[int, ...], data: Any) -> None:
     strides = data.draw(st.tuples(*(st.integers(0, 30) for _ in shape)))

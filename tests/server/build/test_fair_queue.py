@@ -61,6 +61,14 @@ def test_newcomer_does_not_catch_up_with_what_was_served_before_it_came() -> Non
     assert served(queue, 20).count("new") in (10, 11)
 
 
+def test_who_returns_does_not_catch_up_with_what_was_served_meanwhile() -> None:
+    queue = filled(("old", A, 100), ("new", B, 1))
+    served(queue, 41)
+    for _ in range(20):
+        queue.push("new", B)
+    assert served(queue, 20).count("new") in (9, 10, 11)
+
+
 def test_two_who_ask_one_by_one_do_not_starve_one_who_asks_for_many() -> None:
     queue = filled(("many", A, 30))
     order = []

@@ -45,6 +45,15 @@ def descriptors() -> int:
 # Memory
 
 
+def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
+    lru: Lru[int, str] = Lru(2)
+    lru.put(1, "one")
+    lru.put(2, "two")
+    assert lru.get(1) == "one"
+    lru.put(3, "three")
+    assert (lru.get(1), lru.get(2), lru.get(3)) == ("one", None, "three")
+
+
 def test_weights_are_bounded_and_what_is_too_heavy_is_not_kept() -> None:
     lru: Lru[int, str] = Lru(100, 1000)
     for number in range(50):

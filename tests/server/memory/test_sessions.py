@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_engine import FakeDevice
@@ -228,6 +230,22 @@ def test_what_cannot_be_given_back_does_not_keep_the_rest(sessions: Sessions) ->
 
 def _no_memory(_: int) -> ResidentBuffer:
     raise ResourceExhaustedError("none left")
+
+
+def test_another_file_under_the_number_that_was_looked_at_is_not_opened(
+    file: MemoryFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, really_open = MemoryFile(4096), os.open
+    source = file.source()
+
+    def swapped(path: Any, *flags: Any) -> int:
+        os.dup2(other.fd, source.fd)
+        return really_open(path, *flags)
+
+    monkeypatch.setattr(os, "open", swapped)
+    with pytest.raises(NotFoundError):
+        open_memfd(source.pid, source.fd, source.name, 4096)
+    other.close()
 
 
 def test_usage_is_the_sum_of_all_sessions(sessions: Sessions, file: MemoryFile) -> None:

@@ -1,0 +1,165 @@
+"""Bugs in the kernel templates: for CPUs, and for GPUs as the CPU's emulation and the emulator of AMD GPUs run them."""
+
+from __future__ import annotations
+
+from tests.planted.bug import Bug
+
+__all__ = ["KERNEL_BUGS"]
+
+CPU = "native/include/tilewright/cpu"
+GPU = "native/include/tilewright/gpu"
+AMD = f"{GPU}/amd"
+AMD_LOOPS = "tests/native/test_amd_pipelines.py"
+
+KERNEL_BUGS = [
+    # CPUs
+    Bug(
+        "CPU: all items of a batch take the first one's operands",
+        f"{CPU}/blocks/epilogue.hpp",
+        "(const char*)operand.ptr + item * operand.batch_stride",
+        "(const char*)operand.ptr + 0 * operand.batch_stride",
+        "tests/native/test_gemm.py -k epilogues",
+    ),
+    Bug(
+        "CPU: the last lanes of a row read on behind it",
+        f"{CPU}/blocks/epilogue.hpp",
+        "if (count >= kLanes) return load_as<V>(from);",
+        "if (count >= 1) return load_as<V>(from);",
+        "tests/native/test_gemm.py -k split_k",
+    ),
+    Bug(
+        "CPU: slices of split-K are added from other rows",
+        f"{CPU}/blocks/partials.hpp",
+        "partials + (s * m + row + i) * n + j0 + j",
+        "partials + (s * m + i) * n + j0 + j",
+        "tests/native/test_gemm.py -k split_k",
+    ),
+    Bug(
+        "CPU: blocks of packed operands are transposed the wrong way",
+        f"{CPU}/blocks/pack.hpp",
+        "t[i] = zip_low_64(low01, low23, all), t[i + 1] = zip_high_64(low01, low23, all);",
+        "t[i] = zip_high_64(low01, low23, all), t[i + 1] = zip_low_64(low01, low23, all);",
+        "tests/native/test_gemm.py -k products",
+    ),
+    Bug(
+        "CPU: keys on pages that are not there are seen",
+        f"{CPU}/fmha/softmax.hpp",
+        "n > c.count || c.absent || !whole(p, rows, c)",
+        "n > c.count || !whole(p, rows, c)",
+        "tests/native/test_fmha_paged_cpu.py",
+    ),
+    Bug(
+        "CPU: a convolution's dilation is missing",
+        f"{CPU}/conv/gather.hpp",
+        "at[0] * axes[0].tap_step * axes[0].image_stride + at[1] * axes[1].tap_step",
+        "at[0] * axes[0].tap_step * axes[0].image_stride + at[1] * 1",
+        "tests/native/test_conv_cpu.py",
+    ),
+    # GPUs, on the CPU
+    Bug(
+        "GPU: chunks of shared memory are swizzled by the wrong key",
+        f"{GPU}/blocks/layout.hpp",
+        "(chunk ^ key(of))",
+        "(chunk ^ key(of + 1))",
+        "tests/native/test_gpu_layouts.py",
+    ),
+    Bug(
+        "GPU: slices of k overlap",
+        f"{GPU}/blocks/scheduler.hpp",
+        "const int64_t begin = (int64_t)slice * per_slice,",
+        "const int64_t begin = (int64_t)slice * each,",
+        "tests/native/test_gpu_gemm.py -k split_k",
+    ),
+    Bug(
+        "GPU: the batch's stride is missing",
+        f"{GPU}/gemm/gemm.hpp",
+        "(const char*)problem.b + job.item * problem.stride_b",
+        "(const char*)problem.b + 0 * problem.stride_b",
+        "tests/native/test_gpu_gemm.py -k epilogues",
+    ),
+    Bug(
+        "GPU: a convolution's rows run on from one image to the next",
+        f"{GPU}/conv/image.hpp",
+        "s.n = rest;",
+        "s.n = 0;",
+        "tests/native/test_conv_gpu.py",
+    ),
+    Bug(
+        "GPU: parts of the keys overlap",
+        "native/include/tilewright/core/fmha_item.hpp",
+        "start + (split + 1) * rows",
+        "start + (split + 1) * rows + n0",
+        "tests/native/test_fmha_gpu.py tests/native/test_fmha_split_cpu.py",
+    ),
+    # AMD GPUs, in the emulator
+    Bug(
+        "AMD, waits: loads into LDS are not waited for",
+        f"{AMD}/direct.hpp",
+        'asm volatile("s_waitcnt vmcnt(0)" ::: "memory");',
+        "",
+        AMD_LOOPS,
+    ),
+    Bug(
+        "AMD, waits: stores may be under way when a slice arrives",
+        f"{AMD}/platform.hpp",
+        "  wait_stores();\n",
+        "",
+        "tests/native/test_amd_gemm.py -k split_k",
+    ),
+    Bug(
+        "AMD, fences: a barrier does not wait for LDS",
+        f"{AMD}/mainloop.hpp",
+        '__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");\n  wait_shared();\n',
+        "",
+        "tests/native/test_amd_gemm.py -k epilogues",
+    ),
+    Bug(
+        "AMD, fences: the tile is replaced while it is read",
+        f"{AMD}/mainloop.hpp",
+        "lds_barrier();  // the tile has been read\n",
+        "\n",
+        f"{AMD_LOOPS} tests/native/test_amd_gemm.py",
+    ),
+    Bug(
+        "AMD, lanes: A takes its k from another group of lanes",
+        f"{AMD}/atom.hpp",
+        "i * kTileM, group, kk)",
+        "i * kTileM, group ^ 1, kk)",
+        AMD_LOOPS,
+    ),
+    Bug(
+        "AMD, lanes: results in the wrong columns",
+        f"{AMD}/atom.hpp",
+        "return index / runs_per_tile * kTileN +",
+        "return index / runs_per_tile * (kTileN - 4) +",
+        "tests/native/test_amd_gemm.py -k epilogues",
+    ),
+    Bug(
+        "AMD, strides: a wrong leading dimension",
+        f"{AMD}/loader.hpp",
+        "buffer, line * source.ld +",
+        "buffer, line * (source.ld + 16) +",
+        AMD_LOOPS,
+    ),
+    Bug(
+        "AMD, tails: bytes beyond k are kept",
+        f"{AMD}/loader.hpp",
+        "return keep_bytes(shift_bytes(low, high, shift), bytes);",
+        "return shift_bytes(low, high, shift);",
+        AMD_LOOPS,
+    ),
+    Bug(
+        "AMD, tails: a slice of k too few",
+        f"{AMD}/mainloop.hpp",
+        "min_of(ceil_div(a.k - step * Config::tile_k, Atom::depth), slices)",
+        "min_of((a.k - step * Config::tile_k) / Atom::depth, slices)",
+        AMD_LOOPS,
+    ),
+    Bug(
+        "AMD, swizzles: bits of a place are folded once too few",
+        f"{AMD}/layout.hpp",
+        "return (uint32_t)(((line * chunks + chunk) ^ key(line)) * 16);",
+        "return (uint32_t)(((line * chunks + chunk) ^ key(line + 1)) * 16);",
+        f"tests/native/test_gpu_layouts.py tests/native/test_amd_fragments.py {AMD_LOOPS}",
+    ),
+]
