@@ -81,6 +81,7 @@ def test_the_tiny_set_is_one_kernel(arch: ArchSpec, direction: Direction) -> Non
     assert len(KERNEL_SETS[direction]["tiny"].expand(arch, RULES)) == 1
 
 
+@pytest.mark.some(3)
 def test_larger_sets_hold_the_smaller_ones(arch: ArchSpec) -> None:
     for sets in KERNEL_SETS.values():
         names = {key: set(item.expand(arch, RULES)) for key, item in sets.items()}

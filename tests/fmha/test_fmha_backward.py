@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cpu_kernels import Array, compiler, draw
 from fmha_cases import COMPILED, Case, drawn_cases, request_of
 from fmha_runner import FmhaRunner, outputs_of
+from selected import Selected
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.launch.kernel_args import SCALARS
@@ -140,10 +142,11 @@ def planned(case: Case, device: DeviceInfo, team: int = 1) -> tuple[OperationReq
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
-    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("gradients"))
-    alone = [planned(case, device)[2] for case in (*CASES, *ALONE.values())]
-    made.prepare([*alone, *(planned(ALONE[name], device, team=2)[2] for name in TEAMS)])
+def runner(cpu: ArchSpec, device: DeviceInfo, kernel_folder: Path, request: pytest.FixtureRequest) -> FmhaRunner:
+    made, run = FmhaRunner(cpu, compiler(), kernel_folder), Selected(request)
+    alone = [case for case in CASES if case in run] + [case for name, case in ALONE.items() if name in run]
+    teams = [planned(ALONE[name], device, team=2)[2] for name in TEAMS if name in run]
+    made.prepare([*(planned(case, device)[2] for case in alone), *teams])
     return made
 
 

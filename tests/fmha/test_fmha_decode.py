@@ -4,6 +4,7 @@ made in one order: results are the same to the last bit, and right.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from cpu_kernels import Array, compiler
 from fmha_requests import desc, ints
 from fmha_runner import FmhaRunner, outputs_of
+from selected import Selected
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.pipelines.candidates import with_signature
@@ -86,9 +88,9 @@ def content(name: str, layout: str) -> dict[str, Array]:
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
-    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("decode"))
-    made.prepare([planned(name, layout, device) for name in CASES for layout in LAYOUTS])
+def runner(cpu: ArchSpec, device: DeviceInfo, kernel_folder: Path, request: pytest.FixtureRequest) -> FmhaRunner:
+    made, run = FmhaRunner(cpu, compiler(), kernel_folder), Selected(request)
+    made.prepare([planned(name, layout, device) for name in CASES if name in run for layout in LAYOUTS])
     return made
 
 

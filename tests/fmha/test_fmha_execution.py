@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fmha_requests import (
     vectorized_of,
 )
 from fmha_runner import FmhaRunner, outputs_of
+from selected import Selected
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.pipelines.candidates import with_signature
@@ -122,10 +124,12 @@ def appending(name: str) -> OperationRequest:
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, device: DeviceInfo, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
-    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("execution"))
-    requests = [of_case(case) for case in drawn_cases(COMPILED, 6)] + [cache_request(case) for case in CACHED]
-    requests += [of_words(name) for name in REQUESTS] + [appending(name) for name in APPENDS]
+def runner(cpu: ArchSpec, device: DeviceInfo, kernel_folder: Path, request: pytest.FixtureRequest) -> FmhaRunner:
+    made, run = FmhaRunner(cpu, compiler(), kernel_folder), Selected(request)
+    requests = [of_case(case) for case in drawn_cases(COMPILED, 6) if case in run]
+    requests += [cache_request(case) for case in CACHED if case in run]
+    requests += [of_words(name) for name in REQUESTS if name in run]
+    requests += [appending(name) for name in APPENDS if name in run]
     made.prepare([planned(request, device)[1] for request in requests])
     return made
 

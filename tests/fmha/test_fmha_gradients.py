@@ -4,6 +4,7 @@ probabilities dropped in both.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,8 @@ def pairs(device: DeviceInfo) -> dict[str, Pair]:
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
-    made = FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("differences"))
+def runner(cpu: ArchSpec, pairs: dict[str, Pair], kernel_folder: Path) -> FmhaRunner:
+    made = FmhaRunner(cpu, compiler(), kernel_folder)
     made.prepare([plan for pair in pairs.values() for plan in (pair.forward, pair.backward)])
     return made
 

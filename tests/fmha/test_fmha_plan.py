@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -178,8 +179,8 @@ def test_memory_of_attention_is_linear_in_the_length(device: DeviceInfo) -> None
 
 
 @pytest.fixture(scope="module")
-def runner(cpu: ArchSpec, tmp_path_factory: pytest.TempPathFactory) -> FmhaRunner:
-    return FmhaRunner(cpu, compiler(), tmp_path_factory.mktemp("workspaces"))
+def runner(cpu: ArchSpec, kernel_folder: Path) -> FmhaRunner:
+    return FmhaRunner(cpu, compiler(), kernel_folder)
 
 
 @pytest.mark.extended

@@ -89,8 +89,8 @@ class Emulated:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    return Emulated(tmp_path_factory.mktemp("emulated"))
+def emulated(kernel_folder: Path) -> Emulated:
+    return Emulated(kernel_folder)
 
 
 @pytest.fixture(scope="module")

@@ -20,12 +20,10 @@ K = TypeVar("K", bound=Hashable)
 
 def wanted(request: pytest.FixtureRequest, cases: Mapping[str, T]) -> list[T]:
     """The cases whose names are parameters of those tests of the request's module that this run has."""
-    names: set[str] = set()
-    for item in request.session.items:
-        call = getattr(item, "callspec", None)
-        if item.path == request.path and call is not None:
-            names.update(value for value in call.params.values() if isinstance(value, str))
-    return [case for name, case in cases.items() if name in names]
+    from selected import Selected  # tests find it; scripts of this folder want nothing of a run
+
+    run = Selected(request)
+    return [case for name, case in cases.items() if name in run]
 
 
 class Units(Generic[K]):
