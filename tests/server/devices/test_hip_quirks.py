@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,28 @@ ALWAYS = 2
 """How many modes ``make test`` has."""
 
 
+@contextmanager
+def misbehaving(
+    library: Path,  # noqa: F811
+    folder: Path,
+    cache: Path,
+    more: dict[str, str],
+) -> Iterator[str]:
+    """The address of a server on such a runtime, which this process uses, too."""
+    tag = f"q{TAG[1:]}"  # names of its own: this process may have loaded the runtime for other tests
+    variables = {**environment(library, **more), "TW_SIM_TAG": tag}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            if name.startswith("TW_SIM_"):
+                patch.setenv(name, value)
+        patch.setattr(hip, "LIBRARIES", (str(library / "libamdhip64.so"),))
+        patch.setattr(hip, "_loaded", None)
+        with serving(folder, cache, variables) as address:
+            yield address
+    for left in Path("/dev/shm").glob(f"tw{tag}-*"):
+        left.unlink(missing_ok=True)
+
+
 @pytest.fixture(
     scope="module",
     params=[pytest.param(mode, marks=[pytest.mark.extended][: place >= ALWAYS]) for place, mode in enumerate(MODES)],
@@ -101,21 +124,11 @@ def client(
     tmp_path_factory: pytest.TempPathFactory,
     kernel_cache: Path,
 ) -> Iterator[tw.Client]:
-    tag = f"q{TAG[1:]}"  # names of its own: this process may have loaded the runtime for other tests
-    variables = {**environment(library, **MODES[request.param][0]), "TW_SIM_TAG": tag}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            if name.startswith("TW_SIM_"):
-                patch.setenv(name, value)
-        patch.setattr(hip, "LIBRARIES", (str(library / "libamdhip64.so"),))
-        patch.setattr(hip, "_loaded", None)
-        with (
-            serving(tmp_path_factory.mktemp("quirks"), kernel_cache, variables) as address,
-            tw.connect(address) as opened,
-        ):
-            yield opened
-    for left in Path("/dev/shm").glob(f"tw{tag}-*"):
-        left.unlink(missing_ok=True)
+    with (
+        misbehaving(library, tmp_path_factory.mktemp("quirks"), kernel_cache, MODES[request.param][0]) as address,
+        tw.connect(address) as opened,
+    ):
+        yield opened
 
 
 @pytest.fixture
@@ -173,6 +186,60 @@ def test_pipelines_keep_their_order(client: tw.Client, gpu: Gpu) -> None:
             pipeline.launch(back)
     gpu.call("hipStreamSynchronize", ctypes.c_uint64(stream))
     assert (x.numpy() == np.linalg.matrix_power(turn, 8)).all()
+
+
+@pytest.mark.extended
+def test_memory_is_refused_where_process_numbers_are_equal_and_the_cause_is_named(
+    library: Path,  # noqa: F811
+    tmp_path: Path,
+    kernel_cache: Path,
+) -> None:
+    a, b = operands(np.float16)
+    with (
+        misbehaving(library, tmp_path, kernel_cache, {"TW_SIM_QUIRKS": "equal_pids"}) as address,
+        tw.connect(address) as client,
+    ):
+        there = Gpu(library / "libamdhip64.so")
+        there.use(0)
+        with pytest.raises(tw.TilewrightError) as caught:
+            client.gemm(OnGpu(there, a), OnGpu(there, b))
+        assert caught.value.rule == "memory_own_process"
+        assert "namespace" in caught.value.fix
+        check(client.gemm(a, b), a, b)
+
+
+DEEP = """
+import os, sys
+from tilewright.gpu import hip
+from tilewright_server.devices.hip import discovery
+from tilewright_tools.cli import main
+from tilewright_tools.cli.machine import self_test
+discovery._LIBRARIES = hip.LIBRARIES = (os.environ["TW_SIMULATED_HIP"],)
+examples = list(self_test._examples())[:1]
+self_test._examples = lambda: iter(examples)
+sys.argv[0] = "tilewright"
+sys.exit(main())
+"""
+
+
+@pytest.mark.extended
+def test_the_self_test_of_a_device_passes_and_says_how_streams_are_tied(
+    library: Path,  # noqa: F811
+    tmp_path: Path,
+    kernel_cache: Path,
+) -> None:
+    more = {"TW_SIM_DRIVER": "70200000"}
+    report = tmp_path / "report.json"
+    with misbehaving(library, tmp_path, kernel_cache, more) as address:
+        argv = [sys.executable, "-c", DEEP, "doctor", "--deep", "--device", "hip:0", "--target", address]
+        env = {**os.environ, **environment(library, **more), "TW_SIM_TAG": f"q{TAG[1:]}"}
+        ran = subprocess.run([*argv, "--report", str(report)], capture_output=True, text=True, env=env, timeout=280)
+    found = json.loads(report.read_text())
+    assert ran.returncode == 0, (found, ran.stderr)
+    states = {item["topic"]: item["state"] for item in found["tests"]}
+    assert {"memory", "order", "refusals", "lost client"} <= states.keys()
+    assert set(states.values()) == {"ok"}, found["tests"]
+    assert any("signals" in item["detail"] for item in found["machine"]), found["machine"]
 
 
 CONNECT = "import socket, sys; c = socket.socket(socket.AF_UNIX); c.connect(sys.argv[1]); c.recv(1)"

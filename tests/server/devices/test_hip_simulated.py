@@ -251,6 +251,19 @@ def test_conformance_holds_on_runtimes_that_misbehave(driver: str, library: Path
     passes("test_conformance.py", 28, library, TW_SIM_DRIVER=driver)
 
 
+FAULTS = (
+    "record33", "wait_blocks", "query_done", "open_creates", "current", "pool_first", "equal_pids", "drains",
+    "values_signal", "values_pass", "values_block",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.exhaustive
+def test_conformance_holds_with_each_fault_alone(fault: str, library: Path) -> None:  # noqa: F811
+    passes("test_conformance.py", 28, library, TW_SIM_QUIRKS=fault)
+
+
 def passes(suite: str, least: int, library: Path, **more: str) -> None:  # noqa: F811
     """Run a suite in a process that sees simulated devices."""
     options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", "0"]
