@@ -4,13 +4,15 @@ A product is asked for by a request (``parse_gemm``), a kernel for it is chosen 
 ``predict_gemm``), and its plan (``plan_gemm``) becomes a part of a larger one by ``Composition`` of the kit. A plugin
 may derive its configuration from ``GemmConfig``: ``RULES`` and ``generate`` take it, ``kernel_for`` gives its algorithm
 to another product. A plugin with kernels of its own over GEMM's blocks states a configuration to them with
-``config_struct`` and a product with ``problem_row``; ``workspace_bytes`` is what such a kernel needs on a CPU.
+``config_struct`` and a product with ``problem_row``; ``workspace_bytes`` is what such a kernel needs on a CPU, and
+``Shape`` a cut of the warp-specialised ``PIPELINE``.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+from tilewright_gemm.candidates.warp_specialised import PIPELINE, Shape
 from tilewright_gemm.codegen import config_struct, generate
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
@@ -27,12 +29,14 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = [
+    "PIPELINE",
     "RULES",
     "GemmConfig",
     "GemmProblem",
     "Product",
     "ScaleA",
     "ScaleB",
+    "Shape",
     "View",
     "best_kernel",
     "config_struct",

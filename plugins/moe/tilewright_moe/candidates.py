@@ -6,7 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilewright_gemm.fusion import GemmConfig, GemmProblem, gemm_candidates, gemm_mismatches, predict_gemm
+from tilewright_gemm.fusion import (
+    PIPELINE,
+    GemmConfig,
+    GemmProblem,
+    Shape,
+    gemm_candidates,
+    gemm_mismatches,
+    predict_gemm,
+)
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Prediction
@@ -23,6 +31,8 @@ MOST = 32
 MOST_EXPERTS = 1024
 """Experts whose rows the warp-specialised kernels keep in shared memory."""
 _LARGEST = 2**31 - 1
+_HEIGHTS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
+"""Rows of transposed tiles of the warp-specialised pipeline."""
 _IN_PLACE_BYTES = 1 << 20
 """Packed rows of one thread of a CPU's pipeline for small products, at most."""
 
@@ -47,21 +57,44 @@ def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeCon
 def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
     kinds = [replace(problem.typical, split_k=1)]
     if device.arch.kind != "cpu":
-        rows = problem.typical_rows
-        # Rows that are routed at random spread by the root of their number.
-        spread = min(rows + 2 * math.isqrt(rows), problem.rows)
-        kinds.append(replace(problem.product(max(spread, 1), problem.busy_experts), split_k=1))
+        yield from _tall_shapes(problem, device)
+        kinds.append(replace(_uneven(problem, 2), split_k=1))
         # Where the copy engine reaches the operands GEMM proposes few of the kernels that need none.
         kinds += [replace(kind, alignment=1) for kind in kinds]
     for kind in kinds:
         yield from _of(kind, device)
 
 
+def _uneven(problem: MoeProblem, deviations: int) -> GemmProblem:
+    """The typical batch with more rows: those that are routed at random spread by the root of their number."""
+    rows = problem.typical_rows
+    return problem.product(max(min(rows + deviations * math.isqrt(rows), problem.rows), 1), problem.busy_experts)
+
+
+def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
+    """Transposed tiles of Hopper with room for all rows of most experts, so that weights are read once."""
+    if PIPELINE not in device.arch.pipelines:
+        return
+    kind = problem.typical
+    for deviations in (0, 1, 2):
+        rows = _uneven(problem, deviations).m
+        height = next((height for height in _HEIGHTS if height >= rows), _HEIGHTS[-1])
+        for k_rows in (1, 2):
+            shape = Shape((height, 128), (1, 2), swapped=True, k_rows=k_rows).fields(kind.dtype_a)
+            promote = shape["tile"][2] // shape["warp_tile"][2] if kind.dtype_a.bytes == 1 else 0
+            yield MoeConfig(
+                dtype_a=kind.dtype_a,
+                dtype_b=kind.dtype_b.value,
+                dtype_c=kind.dtype_c.value,
+                layout=kind.layout,
+                promote=0 if kind.fast_accumulation else promote,
+                **shape,
+            )
+
+
 def _of(kind: GemmProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
     stays = device.arch.kind != "cpu"
     for config in gemm_candidates(kind, device):
-        if is_specialised(config, device.arch):
-            continue
         made = algorithm(config).replace(cluster=(1, 1, 1))
         yield made.replace(persistent=True) if stays else made
 
@@ -101,5 +134,6 @@ def _copies(problem: MoeProblem, config: MoeConfig, unit: int) -> Iterator[Viola
 
 
 def predict_moe(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Prediction:
-    """GEMM's estimate of the typical batch."""
-    return predict_gemm(problem.typical, _plain(problem, config), device)
+    """GEMM's estimate of the typical batch; on GPUs, where a row too many costs a tile, with rows somewhat uneven."""
+    kind = problem.typical if device.arch.kind == "cpu" else _uneven(problem, 1)
+    return predict_gemm(kind, _plain(problem, config), device)

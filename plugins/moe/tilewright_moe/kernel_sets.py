@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.fusion import offered
+from tilewright_gemm.fusion import PIPELINE, Shape, offered
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Epilogue
@@ -22,6 +22,20 @@ _PORTABLE = (
     ((16, 64), (1, 4)),
 )
 """Tile and waves of kernels without producers."""
+
+
+_SHAPES = (
+    *(Shape((rows, 128), (1, 2), swapped=True) for rows in (8, 16, 32, 64, 128, 192)),
+    Shape((16, 64), (1, 1), swapped=True, k_rows=2),
+    Shape((128, 128), (1, 1), pingpong=True),
+    Shape((128, 256), (2, 1)),
+    Shape((256, 128), (2, 1)),
+)
+"""Cuts of the warp-specialised pipeline."""
+
+
+def _specialised(arch: ArchSpec) -> bool:
+    return PIPELINE in arch.pipelines
 
 
 def _portable(arch: ArchSpec) -> bool:
@@ -45,6 +59,11 @@ def _declarations() -> Iterator[Declaration[MoeConfig]]:
                 persistent=True,
                 stages=4,
             ).where(_portable)
+    for shape in _SHAPES:
+        yield declare(MoeConfig, dtype_a=_HALVES, layout=_LAYOUTS, **shape.fields(DType.FP16)).where(_specialised)
+        if shape.tile[0] <= 128 and shape.swapped:
+            promoted = {**shape.fields(DType.FP8), "promote": 4 * shape.k_rows, "dtype_c": ["", "bf16"]}
+            yield declare(MoeConfig, dtype_a=DType.FP8, **promoted).where(_specialised)
     for dtypes, k in ((_HALVES, 64), ([DType.FP8], 128)):
         yield declare(
             MoeConfig, dtype_a=dtypes, layout="rcr", tile=(128, 128, k), wave=(2, 2, 1), warp_tile=ANY, persistent=True

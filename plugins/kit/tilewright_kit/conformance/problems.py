@@ -248,8 +248,12 @@ def _maps(stage: Stage, plan: ExecutionPlan) -> Iterator[str]:
             yield f"{where} is of no operand"
             continue
         size = DType(item.dtype).bytes
-        last = item.offset + sum((n - 1) * s for n, s in zip(item.sizes, (size, *item.strides), strict=True)) + size
-        if min(item.sizes) < 1 or last > sizes[item.operand]:
+        sizes_in_memory, begin = item.sizes, item.offset
+        if begin < 0 and item.strides[:1] == item.strides[1:] and begin == -item.sizes[1] * item.strides[0]:
+            # Rows are shown twice: those that copies reach are those of dimension 2 behind the first of dimension 1.
+            sizes_in_memory, begin = (item.sizes[0], 1, item.sizes[2] - item.sizes[1]), 0
+        last = begin + sum((n - 1) * s for n, s in zip(sizes_in_memory, (size, *item.strides), strict=True)) + size
+        if min(item.sizes) < 1 or begin < 0 or last > sizes[item.operand]:
             yield f"{where} reaches outside of it"
         if item.offset % MAP_ALIGNMENT or any(stride % MAP_ALIGNMENT for stride in item.strides):
             yield f"{where} has an offset or strides that are not multiples of {MAP_ALIGNMENT}"

@@ -312,7 +312,7 @@ class _Reader:
 
         return TensorMap(
             self.get(record, "map", where, str),
-            self.count(record, "offset", where),
+            self.get(record, "offset", where, int),
             self.get(record, "dtype", where, str),
             sizes("sizes"),
             sizes("strides"),

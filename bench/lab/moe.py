@@ -1,0 +1,225 @@
+"""Products of experts on the GPU: every kernel that is worth trying, right, and how fast.
+
+Not a suite: ``python bench/lab/moe.py [correct|graph|fast] ...``. ``correct`` compares every kernel with float32 on
+counts of all kinds, wrong ones too; rows of no expert have to stay as they were. ``graph`` replays a CUDA graph with
+other counts. ``fast`` times layers of 8 of 256 experts beside PyTorch: a product for each expert, and its grouped one.
+The goal is the larger of the time to copy as many bytes and the time of the products at a dense kernel's speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from common.cuda_local import NAMES, Cuda, Product, describe
+
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.types.errors import TilewrightError
+from tilewright_moe.candidates import moe_candidates
+from tilewright_moe.config import MoeConfig
+from tilewright_moe.kernel_sets import KERNEL_SETS
+from tilewright_moe.plugin import MoeGemm
+
+MOE = MoeGemm()
+COUNTS: tuple[Sequence[int], ...] = (
+    (0, 1, 63, 64, 65, 129, 300, 78), (700, 0, 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 700), (0,) * 8,
+    (1, 2, 3, 4, 5, 6, 7, 8), (-5, 100, 800, 3, 0, 9, 1, 1), (2**31 - 1, 2**31 - 1, -(2**31), 1, 1, 1, 1, 1),
+)  # fmt: skip
+DENSE_FLOPS = 700e12
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors_of(dtype: torch.dtype, out: torch.dtype, x: Sequence[int], experts: int, n: int) -> Tensors:
+    k = x[-1]
+    made = [torch.randn(*x, device="cuda") / math.sqrt(k), torch.empty(experts, n, k, device="cuda", dtype=dtype)]
+    for expert in range(experts):
+        made[1][expert] = torch.randn(n, k, device="cuda").to(dtype)
+    return {
+        "x": made[0].to(dtype),
+        "w": made[1],
+        "counts": torch.zeros(experts, dtype=torch.int32, device="cuda"),
+        "scale_w": torch.rand(experts, device="cuda") + 0.5,
+        "out": torch.empty(*x[:-1], n, device="cuda", dtype=out),
+        "status": torch.zeros(4, dtype=torch.int32, device="cuda"),
+    }
+
+
+def request_of(tensors: Tensors, **words: Any) -> OperationRequest:
+    outputs = {name: describe(tensors[name]) for name in ("out", "status") if name in tensors}
+    inputs = {name: describe(tensor) for name, tensor in tensors.items() if name not in outputs}
+    return OperationRequest("moe_gemm", inputs, outputs, words)
+
+
+def built(
+    cuda: Cuda, pool: ThreadPoolExecutor, request: OperationRequest, tensors: Tensors, configs: Sequence[MoeConfig]
+) -> dict[str, Product]:
+    jobs = {config.name: pool.submit(Product, cuda, request, tensors, config) for config in configs}
+    wait(jobs.values())
+    for name, job in jobs.items():
+        if isinstance(error := job.exception(), TilewrightError):
+            print(f"  {name}: {str(error)[:200]}")
+    return {name: job.result() for name, job in jobs.items() if not job.exception()}
+
+
+def rows_of(counts: Sequence[int], room: int, masked: bool) -> list[tuple[int, int]]:
+    """First row and number of rows of each expert, cut as kernels cut them."""
+    found, first = [], 0
+    for count in counts:
+        rows = min(max(count, 0), room - (0 if masked else first))
+        found.append((first, rows))
+        first += 0 if masked else rows
+    return found
+
+
+def fault_of(product: Product, tensors: Tensors, counts: Sequence[int]) -> tuple[float, int]:
+    """Relative error of experts' rows, and how many other rows were written."""
+    x, w, out = tensors["x"], tensors["w"], tensors["out"]
+    masked = x.dim() == 3
+    tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
+    out.fill_(math.nan)
+    torch.cuda.synchronize()
+    product()
+    torch.cuda.synchronize()
+    wrong, total, own = 0.0, 0.0, torch.zeros(out.shape[:-1], dtype=torch.bool, device="cuda")
+    for expert, (first, rows) in enumerate(rows_of(counts, x.shape[-2], masked)):
+        place: Any = (expert, slice(0, rows)) if masked else slice(first, first + rows)
+        want = tensors["scale_w"][expert].double() * (x[place].double() @ w[expert].double().T)
+        wrong += float((out[place].double() - want).square().sum())
+        total += float(want.square().sum())
+        own[place] = True
+    kept = out[~own]
+    return math.sqrt(wrong / total) if total else wrong, int((~torch.isnan(kept)).any(-1).sum()) if kept.numel() else 0
+
+
+def correct(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    cases = (
+        (torch.bfloat16, torch.bfloat16, 328, 264), (torch.float16, torch.float32, 136, 1096),
+        (torch.float8_e4m3fn, torch.bfloat16, 328, 272), (torch.bfloat16, torch.bfloat16, 333, 259),
+    )  # fmt: skip
+    default = KERNEL_SETS["default"].expand(cuda.info.arch, MOE.rules)
+    for dtype, out, n, k in cases:
+        for shape in ((700, k), (8, 320, k)):
+            tensors = tensors_of(dtype, out, shape, 8, n)
+            request = request_of(tensors)
+            problem = MOE.parse(request)
+            kinds = [item for item in default if item.a == NAMES[dtype] and item.c in (NAMES[out], "")]
+            wanted = {*kinds, *moe_candidates(problem, cuda.info)}
+            fitting = [config for config in wanted if not MOE.mismatches(problem, config, cuda.info)]
+            runs = built(cuda, pool, request, tensors, sorted(fitting, key=lambda config: config.name))
+            limit = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 6e-4}[out]
+            bad = 0
+            for name, product in runs.items():
+                for counts in COUNTS:
+                    error, written = fault_of(product, tensors, counts)
+                    want = MOE.reference(problem, {"counts": counts, **_empty(problem)})["status"].tolist()
+                    status = tensors["status"].tolist()
+                    if not error < limit or written or status != want:
+                        bad += 1
+                        print(f"  WRONG {name} {counts}: error {error:.2e}, {written} rows, status {status} not {want}")
+            print(f"{NAMES[dtype]} to {NAMES[out]}, x {shape}, n {n}: {len(runs)} kernels, {bad} wrong", flush=True)
+
+
+def _empty(problem: Any) -> dict[str, Any]:
+    """Inputs of the reference where only its status is asked for."""
+    import numpy as np
+
+    return {name: np.zeros(problem.desc(name).shape) for name in ("x", "w")}
+
+
+def graph(cuda: Cuda, pool: ThreadPoolExecutor) -> None:  # noqa: ARG001 (as the others)
+    tensors = tensors_of(torch.bfloat16, torch.bfloat16, (700, 512), 8, 256)
+    product = Product(cuda, request_of(tensors), tensors, "")
+    product()
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=cuda.torch_stream):
+        product()
+
+    class Replay:
+        def __call__(self) -> None:
+            captured.replay()
+
+    for counts in COUNTS:
+        error, written = fault_of(Replay(), tensors, counts)  # type: ignore[arg-type]
+        print(f"graph of {product.config.name}, {counts}: error {error:.1e}, {written} other rows written", flush=True)
+
+
+def peers_of(tensors: Tensors, counts: Sequence[int]) -> Mapping[str, Callable[[], object]]:
+    x, w, out = tensors["x"], tensors["w"], tensors["out"]
+    rows = rows_of(counts, x.shape[0], False)
+    busy = [(expert, slice(first, first + count)) for expert, (first, count) in enumerate(rows) if count]
+    ends = torch.tensor(counts, device="cuda").cumsum(0).int()
+
+    def each() -> None:
+        for expert, place in busy:
+            torch.mm(x[place], w[expert].T, out=out[place])
+
+    return {"torch.mm of each": each, "torch._grouped_mm": lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)}
+
+
+def fast(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    rate = copy_rate(cuda)
+    print(f"a copy moves {rate / 1e9:.0f} GB/s")
+    for n, k in ((2048, 7168), (7168, 2048)):
+        for tokens in (64, 256, 1024, 4096):
+            rows = 8 * tokens
+            tensors = tensors_of(torch.bfloat16, torch.bfloat16, (rows, k), 256, n)
+            del tensors["status"], tensors["scale_w"]
+            request = request_of(tensors)
+            counts = torch.bincount(torch.randint(0, 256, (rows,)), minlength=256).tolist()
+            tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
+            problem = MOE.parse(request)
+            chosen = cuda.choose(MOE, problem, "")
+            found = [config for config in moe_candidates(problem, cuda.info) if config.pipeline == "ws"]
+            portable = [config for config in moe_candidates(problem, cuda.info) if config.pipeline != "ws"]
+            best = sorted(portable, key=lambda config: MOE.predict(problem, config, cuda.info).seconds)[:1]
+            runs: dict[str, Any] = {**built(cuda, pool, request, tensors, [*found, *best])}
+            peers: dict[str, Any] = {}
+            for name, call in peers_of(tensors, counts).items():
+                try:
+                    call()
+                    peers[name] = call
+                except (RuntimeError, AttributeError) as error:  # noqa: PERF203
+                    print(f"  {name}: {str(error)[:120]}")
+            times = cuda.alternate({**runs, **peers}, 0.02)
+            busy = sum(count > 0 for count in counts)
+            nbytes = 2 * (busy * n * k + rows * (n + k))
+            least = max(nbytes / rate, 2.0 * rows * n * k / DENSE_FLOPS)
+            print(f"{tokens} tokens, n {n}, k {k}: at least {least * 1e3:.3f} ms ({busy} experts have rows)")
+            for name, seconds in sorted(times.items(), key=lambda item: item[1]):
+                mark = " (chosen)" if name == chosen.name else ""
+                print(f"  {seconds * 1e3:8.3f} ms  {seconds / least:5.2f} of the least  {name[:120]}{mark}", flush=True)
+            del tensors, runs, peers
+            torch.cuda.empty_cache()
+
+
+def copy_rate(cuda: Cuda) -> float:
+    """Bytes read and written in a second."""
+    source = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / cuda.alternate({"copy": lambda: target.copy_(source)}, 0.1)["copy"]
+
+
+def main() -> None:
+    parts = {"correct": correct, "graph": graph, "fast": fast}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="correct|graph|fast", help="what is done (all of it)")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(parts):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with Cuda() as cuda, ThreadPoolExecutor(12) as pool:
+        for name in given.parts or parts:
+            parts[name](cuda, pool)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+// Products of experts in Hopper's ws pipeline: the producer, main loop and epilogue of the GEMM (sm90/gemm/gemm.hpp),
+// with tiles that are found in the counts of experts.
+//
+// Rows of x are loaded wherever they begin; those that follow an expert's own take part in a tile and are not stored.
+// The map of the result shows its rows twice: dimension 1 has tile_m rows, dimension 2 says where they are, and rows
+// beyond dimension 1 are not stored. A tile with r rows left of its expert is stored from row tile_m - r on, so that
+// the copy engine leaves the next expert's rows alone. The map begins tile_m rows before the result.
+//
+// Launch: Gemm's threads; shared memory: Gemm's and 8 bytes for each expert and one more, a multiple of 16. Workgroups
+// stay: at most as many as there are multiprocessors. Programmatic dependent launch is safe: counts are read only after
+// the launch before has ended.
+#pragma once
+#include "tilewright/sm90/gemm/mainloop.hpp"
+#include "tilewright/sm90/gemm/output.hpp"
+#include "tilewright/sm90/moe/schedule.hpp"
+
+namespace tw::sm90 {
+
+// A tile's product, as the epilogue takes it.
+struct MoeTask {
+  const TensorMapBytes& c;
+  tw_gemm_problem problem;
+  TW_SM90 const tw_gemm_operand* operands() const { return nullptr; }
+};
+
+template <class C>
+struct Moe {
+  using Plan = GemmPlan<C>;
+  using Queue = MoeQueue<Plan::tile_m, Plan::tile_n>;
+  using Registers = typename Output<Plan>::Registers;
+  using Barriers = RingBarriers<Plan::stages>;
+  static constexpr int threads = Plan::threads;
+  static constexpr int kConsumerBarrier = 1, kTurnBarrier = 8, kStartBarrier = 10;
+  static constexpr int kTableWarp = 1, kStatusWarp = 2;  // of the producer's
+  static_assert(!Plan::partial && Plan::Cluster::size == 1 && Plan::cluster_k == 1, "whole products, without clusters");
+  static_assert(Plan::staged && C::D::size == 0, "the copy engine stores the results, and nothing is fused");
+
+  static TW_SM90 void run(const MoeParams& params) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const uint32_t shared = shared_address(memory), table = shared + Plan::shared_bytes;
+    const Barriers barriers{shared + Plan::barriers_at};
+    const int warpgroup = warpgroup_index(), warp = (int)threadIdx.x / kWarp;
+    AccumulatorsOf<Plan>::declare();
+
+    if (warpgroup == 0) {
+      if constexpr (Registers::moves) setmaxnreg_dec<Registers::producer>();
+      if (threadIdx.x == 0) {
+        barriers.init(Plan::waves);
+        prefetch_map(&params.x);
+        prefetch_map(&params.w);
+        prefetch_map(&params.out);
+      }
+      if (warp == kTableWarp) {
+        wait_for_previous_launch();
+        MoeTable<Plan::tile_m, Plan::tile_n>{table}.make(params.args);
+      }
+      __syncwarp();
+      join_barrier(kStartBarrier, threads);
+      if (threadIdx.x == 0) {
+        launch_dependents();
+        wait_for_previous_launch();
+        produce(params, Queue(table, params.args), barriers, shared);
+      }
+      if (threadIdx.x == kStatusWarp * kWarp && blockIdx.x == 0) {
+        wait_for_previous_launch();
+        moe_tell(params.args);
+      }
+    } else {
+      if constexpr (Registers::moves) setmaxnreg_inc<Registers::consumer>();
+      join_barrier(kStartBarrier, threads);
+      wait_for_previous_launch();
+      consume(params, Queue(table, params.args), barriers, shared, warpgroup - 1);
+    }
+  }
+
+ private:
+  static TW_SM90 int steps_of(const tw_moe_args& args) {
+    return ((int)args.product.k + Plan::tile_k - 1) / Plan::tile_k;
+  }
+
+  // One thread: fills the ring for all tiles of this workgroup.
+  static TW_SM90 void produce(const MoeParams& params, Queue queue, Barriers barriers, uint32_t shared) {
+    const int steps = steps_of(params.args);
+    const bool masked = params.args.masked != 0;
+    RingState<Plan::stages> ring;
+    MoeTile tile;
+    while (queue.next(tile)) {
+      const int row = tile.first + tile.row, column = tile.column * Plan::tile_n, item = masked ? tile.expert : 0;
+      int k = 0;
+#pragma unroll 1
+      for (int step = 0; step < steps; step++, k += Plan::tile_k) {
+        barriers.wait_empty(ring);
+        const uint32_t full = barriers.full(ring.stage);
+        arrive_expecting(full, Plan::stage_bytes);
+        load_tile<Plan::a_mn, Plan::tile_m, Plan::tile_k, Plan::element, 1>(
+            shared + Plan::a_at + ring.stage * Plan::a_bytes, &params.x, k, row, item, full, 0, 0);
+        load_tile<Plan::b_mn, Plan::tile_n, Plan::tile_k, Plan::element, 1>(
+            shared + Plan::b_at + ring.stage * Plan::b_bytes, &params.w, k, column, tile.expert, full, 0, 0);
+        ring.next();
+      }
+    }
+  }
+
+  static TW_SM90 void consume(const MoeParams& params, Queue queue, Barriers barriers, uint32_t shared,
+                              int consumer) {
+    const tw_moe_args& args = params.args;
+    const int wave = Plan::pingpong ? 0 : consumer, thread = threadIdx.x % kWarpgroup, steps = steps_of(args);
+    const uint32_t staging = shared + Plan::staging_at + consumer * Plan::buffers * Plan::piece_bytes;
+    const int apart = args.masked ? (int)(args.product.stride_c / args.product.ldc) : 0;  // rows from expert to expert
+    Consumer<Plan> products(barriers, shared, wave, 0);
+    MoeTile tile;
+    bool mine = consumer == 0;
+    if constexpr (Plan::pingpong)
+      if (consumer == 1) signal_barrier(kTurnBarrier, 2 * kWarpgroup);
+    while (queue.next(tile)) {
+      if constexpr (Plan::pingpong) {
+        if (!mine) {
+          products.ring.skip(steps);
+          mine = true;
+          continue;
+        }
+        mine = false;
+        join_barrier(kTurnBarrier + consumer, 2 * kWarpgroup);
+      }
+      const auto pass_turn = [&] {
+        if constexpr (Plan::pingpong) signal_barrier(kTurnBarrier + 1 - consumer, 2 * kWarpgroup);
+      };
+      if constexpr (Plan::promote != 0) products.multiply_promoting(steps, pass_turn);
+      else products.multiply(steps, pass_turn);
+
+      MoeTask task{params.out, args.product};
+      task.problem.alpha = moe_factor(args, tile.expert);
+      Work work = {};
+      work.tile_n = tile.column;
+      Output<Plan> output(task, work, wave, staging, kConsumerBarrier + consumer);
+      const int left = tile.rows - tile.row, skipped = left < Plan::tile_m ? Plan::tile_m - left : 0;
+      output.row += skipped;
+      output.batch = tile.expert * apart + tile.first + tile.row + Plan::tile_m - skipped;
+      typename Output<Plan>::Ahead ahead = {};
+      output.begin(ahead);
+      output.store(ahead);
+    }
+    if (thread == 0) wait_stores_read<0>();  // shared memory lives until then
+  }
+};
+
+}  // namespace tw::sm90
+
+#define TW_MOE_KERNEL(NAME, CONFIG)                                               \
+  extern "C" __global__ void __launch_bounds__(tw::sm90::Moe<CONFIG>::threads, 1) \
+      NAME(const __grid_constant__ tw::sm90::MoeParams params) {                  \
+    tw::sm90::Moe<CONFIG>::run(params);                                           \
+  }
