@@ -54,7 +54,7 @@ soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server
 	@$(BIN)/python -m pytest -n 0 -m exhaustive tests/native/test_fuzz_bundles.py
 
 gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes
-	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha
+	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha tests/moe
 
 test-gpu: $(DEV_READY) ## The tests that need an NVIDIA GPU (and PyTorch built for it in the environment)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS) tests

@@ -36,9 +36,11 @@ KEPT = 3
 WHOLE = frozenset({"gfx90a", "gfx950", "gfx1100"}) | frozenset({"v3", "v4", "v4_dot"} - {own_level()})
 """Values of parameters that ``make test`` leaves to ``make test-all``: GPUs beside one of CDNA and one of RDNA, and
 levels of CPUs beside the portable one and the machine's own."""
-GATES = ("test_conv_shipped_sets", "test_fmha_shipped_sets", "test_hip_compile", "test_cuda_compile")
+GATES = (
+    "test_conv_shipped_sets", "test_fmha_shipped_sets", "test_moe_shipped_sets", "test_hip_compile", "test_cuda_compile"
+)  # fmt: skip
 """Compile gates, which ``make test-all`` runs: after a change of what they guard they take minutes."""
-GATED = ("test_conv_shipped_sets", "test_fmha_shipped_sets")
+GATED = ("test_conv_shipped_sets", "test_fmha_shipped_sets", "test_moe_shipped_sets")
 """Gates that read the instructions of kernels for AMD GPUs. Their own modules are part of the record of what passed."""
 
 # The collector need not go through modules and items over and over while these are made: ``pytest_collection_finish``.

@@ -9,9 +9,11 @@ import pytest
 
 import tilewright_arch
 from tilewright_kit.conformance.check_plugin import check_plugin, device_of
+from tilewright_kit.contract.plan import ExecutionPlan, pack
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
+from tilewright_moe.config import MoeConfig
 from tilewright_moe.plugin import MoeGemm
 from tilewright_moe.problem import check_values
 
@@ -113,3 +115,35 @@ def test_every_device_has_kernels_for_few_rows_and_for_many(name: str) -> None:
             given = {"x": of(dtype, (rows, 512)), "w": of(dtype, (16, 256, 512)), "counts": of("int32", (16,))}
             problem = MOE.parse(OperationRequest("moe_gemm", given))
             assert MOE.candidates(problem, device), (rows, dtype)
+
+
+def test_results_are_stored_through_a_map_that_ends_anywhere() -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    given = {"x": of("bf16", (512, 512)), "w": of("bf16", (16, 256, 512)), "counts": of("int32", (16,))}
+    problem = MOE.parse(OperationRequest("moe_gemm", given))
+    config = next(item for item in MOE.candidates(problem, device) if item.pipeline == "ws")
+    plan = MOE.plan(problem, config, device)
+    assert ExecutionPlan.from_dict(plan.to_dict(), {"moe_gemm": MoeConfig}) == plan
+    maps = {item.operand: item for _, item in pack(plan.stages[0].args).maps}
+    out, height = maps["out"], config.tile[0]
+    assert out.sizes == (256, height, 512 + height) and out.strides == (512, 512) and out.offset == -height * 512
+    # A tile that begins at row s has r rows left: it is stored from row height - r of dimension 1 on.
+    for first, left in ((0, 1), (0, height), (511, 1), (37, height - 1)):
+        row, place = height - left, first + left
+        assert place < out.sizes[2] and out.offset + (row + place) * 512 == first * 512
+
+
+def test_a_table_of_experts_has_room_beside_the_stages() -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    for experts in (8, 256, 1024):
+        shapes = {"x": of("bf16", (experts * 100, 512)), "w": of("bf16", (experts, 256, 512))}
+        given = {**shapes, "counts": of("int32", (experts,))}
+        problem = MOE.parse(OperationRequest("moe_gemm", given))
+        special = [item for item in MOE.candidates(problem, device) if item.pipeline == "ws"]
+        assert special
+        for config in special:
+            stage = MOE.plan(problem, config, device).stages[0]
+            assert stage.geometry.shared_bytes <= device.arch.lds_bytes
+    many = {"x": of("bf16", (2000, 64)), "w": of("bf16", (1025, 64, 64)), "counts": of("int32", (1025,))}
+    found = MOE.candidates(MOE.parse(OperationRequest("moe_gemm", many)), device)
+    assert found and all(item.pipeline != "ws" for item in found)

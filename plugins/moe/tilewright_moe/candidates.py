@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tilewright_arch import ArchSpec
 from tilewright_gemm.fusion import (
     PIPELINE,
     GemmConfig,
@@ -19,9 +20,9 @@ from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.selection.candidates import Verdicts, shortlist
-from tilewright_kit.tiles.footprint.workgroup import is_specialised
+from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, stages_of
 from tilewright_moe.config import RULES, MoeConfig, algorithm
-from tilewright_moe.plan import most_tiles
+from tilewright_moe.plan import most_tiles, table_bytes
 from tilewright_moe.problem import MoeProblem
 
 __all__ = ["MOST_EXPERTS", "moe_candidates", "moe_mismatches", "predict_moe"]
@@ -33,6 +34,8 @@ MOST_EXPERTS = 1024
 _LARGEST = 2**31 - 1
 _HEIGHTS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
 """Rows of transposed tiles of the warp-specialised pipeline."""
+_DEEP = 64
+"""Rows up to which tiles of 256 columns leave room for a ring that is deep enough."""
 _IN_PLACE_BYTES = 1 << 20
 """Packed rows of one thread of a CPU's pipeline for small products, at most."""
 
@@ -47,7 +50,7 @@ def _plain(problem: MoeProblem, config: MoeConfig) -> GemmConfig:
 
 def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeConfig]:
     """GEMM's kernels for experts with a typical number of rows, or with somewhat more."""
-    asked = list(dict.fromkeys(_algorithms(problem, device)))
+    asked = list(dict.fromkeys(_with_room(problem, config, device.arch) for config in _algorithms(problem, device)))
     found = Candidates(asked)
     if device.arch.kind != "cpu":
         found = shortlist(asked, MOST, lambda config: predict_moe(problem, config, device))
@@ -65,6 +68,17 @@ def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
         yield from _of(kind, device)
 
 
+def _with_room(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> MoeConfig:
+    """The kernel, with a stage less where the table of experts would not fit beside all that there are."""
+    if not is_specialised(config, arch) or config.stages or _fits(problem, config, arch):
+        return config
+    return config.replace(stages=stages_of(config, arch) - 1)
+
+
+def _fits(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
+    return shared_bytes(config, arch) + table_bytes(problem) <= arch.lds_bytes
+
+
 def _uneven(problem: MoeProblem, deviations: int) -> GemmProblem:
     """The typical batch with more rows: those that are routed at random spread by the root of their number."""
     rows = problem.typical_rows
@@ -79,8 +93,8 @@ def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]
     for deviations in (0, 1, 2):
         rows = _uneven(problem, deviations).m
         height = next((height for height in _HEIGHTS if height >= rows), _HEIGHTS[-1])
-        for k_rows in (1, 2):
-            shape = Shape((height, 128), (1, 2), swapped=True, k_rows=k_rows).fields(kind.dtype_a)
+        for columns in (128, 256) if height <= _DEEP else (128,):
+            shape = Shape((height, columns), (1, 2), swapped=True).fields(kind.dtype_a)
             promote = shape["tile"][2] // shape["warp_tile"][2] if kind.dtype_a.bytes == 1 else 0
             yield MoeConfig(
                 dtype_a=kind.dtype_a,
@@ -116,6 +130,10 @@ def _mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> I
         yield Violation("index_range", "tile", config.tile, f"{tiles} tiles are more than 32 bits count")
     if is_specialised(config, device.arch) and device.arch.bulk_copy:
         yield from _copies(problem, config, device.arch.bulk_copy.alignment)
+        if not _fits(problem, config, device.arch):
+            reason = f"the table of {problem.experts} experts does not fit shared memory beside the stages"
+            fewer = stages_of(config, device.arch) - 1
+            yield Violation("expert_table", "stages", config.stages, reason, {"stages": fewer})
 
 
 def _copies(problem: MoeProblem, config: MoeConfig, unit: int) -> Iterator[Violation]:

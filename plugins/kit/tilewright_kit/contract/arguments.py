@@ -82,8 +82,8 @@ class TensorMap:
     gives a descriptor of zeros, which no copy may use. CUDA driver API, ``cuTensorMapEncodeTiled``.
 
     A map whose dimensions 1 and 2 have the same stride shows rows twice, so that copies can end at any row: dimension 1
-    ends where they stop, dimension 2 says where they are. It begins, with a negative ``offset``, as many rows before the
-    operand as dimension 1 has; the kernel sees to it that no copy begins there.
+    ends where they stop, dimension 2 says where they are. It begins, with a negative ``offset``, as many rows before
+    the operand as dimension 1 has; the kernel sees to it that no copy begins there.
     """
 
     operand: str
