@@ -106,7 +106,8 @@ class Application:
         from tilewright_server.endpoints.rpc.listeners import Listener
         from tilewright_server.endpoints.rpc.server import RpcServer
         from tilewright_server.hosting.audit import open_audit_log
-        from tilewright_server.hosting.lifecycle.warm import make_ready, open_journal
+        from tilewright_server.hosting.lifecycle.observers import open_observers
+        from tilewright_server.hosting.lifecycle.warm import make_ready
         from tilewright_server.hosting.limits import make_quotas, session_limits
         from tilewright_server.hosting.mps import Mps
         from tilewright_server.protocol.unix_paths import socket_access
@@ -132,7 +133,7 @@ class Application:
             settings.inline_limit,
             settings.message_limit - 64 * 1024,
             allow_caller_launch=settings.allow_caller_launch,
-            journal=open_journal(settings, self._parts),
+            observers=open_observers(settings, self.engine, lambda: self.service.renew_choices(), self._parts),
         )
         self._parts.callback(self.service.close)
         mps.start(any(info.kind == "cuda" for info in self.engine.devices.infos()))

@@ -39,15 +39,18 @@ from tilewright_server.session.transfer import read_buffer, write_buffer
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Engine, Prepared
-    from tilewright_server.engine.planning.journal import Journal
 
-__all__ = ["Batch", "Finished", "Result", "RunResult", "Service"]
+__all__ = ["Batch", "Finished", "Observer", "Result", "RunResult", "Service"]
 
 _OF_THE_WHOLE = (ResourceExhaustedError, DeadlineError, CancelledError, UnavailableError)
 """Errors that reject a request rather than an execution, if it has but one."""
 MAX_REPEAT = 1_000_000
 COLLECT_S = 5.0
 """How often launches in processes of clients are counted if nobody asks."""
+
+
+Observer = Callable[[OperationRequest, Selection, "Prepared", int], object]
+"""Hears of a problem that was planned, or launched so many times by those who had planned it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,11 @@ class Service:
         reply_limit: int,
         *,
         allow_caller_launch: bool = True,
-        journal: Journal | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
-        """``journal``, if there is one, hears of every problem that is asked for."""
+        """``observers`` hear of every problem that is asked for."""
         self.engine = engine
-        self._journal = journal
+        self._observers = tuple(observers)
         self._allow_caller_launch = allow_caller_launch
         self.sessions = sessions
         self._pools: dict[str, StagingPool] = {}
@@ -199,14 +202,14 @@ class Service:
         session = call.owner = self.sessions.get(token)
         selection = placed(session, locations or {}, selection)
         target = Target(self._planned(request, selection, call))
-        if self._journal is not None:
+        if self._observers:
             target.asked = (request, selection)
         return session.add_plan(target, target.nbytes), target
 
     def _planned(self, request: OperationRequest, selection: Selection, call: Call) -> Prepared:
         prepared = self.engine.plan(request, selection, call)
-        if self._journal is not None:
-            self._journal.note(request, selection, prepared.device)
+        for observer in self._observers:
+            observer(request, selection, prepared, 1)
         return prepared
 
     def launch_plan(self, target: Target) -> CallerPlan:
@@ -246,6 +249,11 @@ class Service:
             self._collecting = self.sessions.collect_launches()
             if self._collecting:
                 self._later.run(self._collect_again, COLLECT_S)
+        self.renew_choices()
+
+    def renew_choices(self) -> None:
+        """Plan anew where measurements have changed, and tell clients that launch by themselves. To be called every few
+        seconds."""
         if self.engine.remeasured():
             self.sessions.announce_choices()
 
@@ -254,8 +262,9 @@ class Service:
         self.engine.statistics.launched_by_caller(
             prepared.operation_counters, prepared.kernel_counters, launches, samples, sampled_ns
         )
-        if self._journal is not None and launches and target.asked is not None:
-            self._journal.note(*target.asked, prepared.device, launches)
+        if launches and target.asked is not None:
+            for observer in self._observers:
+                observer(*target.asked, prepared, launches)
 
     def resolve(self, session: Session, executions: Sequence[tuple[int, Sequence[Location], int] | int]) -> Batch:
         """Bind (plan id, locations, repeat) each, or look up the id of a binding; what is wrong with one does not

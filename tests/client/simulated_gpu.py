@@ -15,6 +15,7 @@ from driver_calls import DriverCalls
 
 HERE = Path(__file__).parent
 SIMULATED = HERE.parent / "server" / "devices" / "cuda_simulated"
+PART = 1 << 17
 TAG = f"c{os.getpid() % 10**6}"
 SERVE = """
 import os, sys

@@ -67,6 +67,11 @@ class Lru(Generic[K, V]):
             for key in [key for key, (value, _) in self._items.items() if condition(key, value)]:
                 self._take(key)
 
+    def values(self) -> list[V]:
+        """All values, those first that were not used for longest."""
+        with self._lock:
+            return [value for value, _ in self._items.values()]
+
     def drop_oldest(self) -> bool:
         """Forget one item; False if there is none."""
         with self._lock:

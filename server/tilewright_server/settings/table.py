@@ -148,6 +148,16 @@ class Settings:
         kinds.path,
         "File of the choices that the strategy `frozen` has made. Empty: `selection.lock` beside `perf_database`.",
     )
+    confirm_share: float = _setting(
+        0.0,
+        "number",
+        kinds.number(0, 0.5),
+        "Part of a device's time in which the likeliest kernels of busy problems are timed beside live work, and the"
+        " fastest then taken: 0.01 is one hundredth. 0: never.",
+    )
+    confirm_builds: int = _setting(
+        60, "count", kinds.count(0, 1_000_000), "Kernels that may be compiled for that in an hour."
+    )
     perf_database: Path | None = _setting(  # noqa: RUF009
         None,
         "path",

@@ -1,4 +1,4 @@
-"""The journal that a server writes, and its warm start, as its settings say."""
+"""The warm start of a server, as its settings say."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.planning.journal import Journal
 from tilewright_server.engine.planning.warm_start import bundle_problems, journal_problems, warm_start
 from tilewright_server.protocol.signatures import read_trusted
 from tilewright_server.settings import Settings
 
-__all__ = ["make_ready", "open_journal"]
+__all__ = ["make_ready"]
 
 log = logging.getLogger("tilewright")
-
-
-def open_journal(settings: Settings, parts: ExitStack) -> Journal | None:
-    """The journal that the settings name, closed with ``parts``. Raises ``InvalidArgumentError``."""
-    if settings.journal is None:
-        return None
-    journal = Journal(settings.journal, settings.journal_bytes)
-    parts.callback(journal.close)
-    return journal
 
 
 def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -> None:

@@ -17,14 +17,11 @@ import numpy as np
 import psutil
 import pytest
 from client_helpers import device_workers
-from producers import Capsules, Interface, torch_like
-from simulated_gpu import HERE, SIMULATED, TAG, Gpu, built, service
+from producers import Capsules, Interface
+from simulated_gpu import PART, Gpu, service
 
 import tilewright as tw
-from tilewright.gpu import cuda
-from tilewright.launch.library import load_library
 
-PART = 1 << 17
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("cuda") is None,
@@ -32,44 +29,6 @@ pytestmark = [
     ),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)"),
 ]
-
-
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    folder = tmp_path_factory.mktemp("simulated")
-    # By that name libtilewright finds it in this process.
-    own = built(HERE / "client_cuda.c", tmp_path_factory.mktemp("client") / "libcuda.so.1")
-    yield built(SIMULATED / "libcuda.c", folder / "libcuda.so.1"), own
-    for left in Path("/dev/shm").glob(f"tw{TAG}-*"):
-        left.unlink(missing_ok=True)
-
-
-@pytest.fixture(scope="module")
-def target(libraries: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with service(libraries, tmp_path_factory.mktemp("service")) as address:
-        yield address
-
-
-@pytest.fixture
-def gpu(libraries: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    monkeypatch.setenv("TW_SIM_TAG", TAG)
-    monkeypatch.setattr(cuda, "LIBRARY", str(libraries[1]))
-    monkeypatch.setattr(cuda, "_loaded", None)
-    return Gpu(libraries[1])
-
-
-@pytest.fixture
-def torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = torch_like(gpu.stream())
-    module.empty = lambda shape, dtype, device: module.Tensor(gpu.allocate(PART), shape, dtype)
-    monkeypatch.setitem(sys.modules, "torch", module)
-    return module
-
-
-@pytest.fixture
-def client(target: str, gpu: Gpu) -> Iterator[tw.Client]:
-    with tw.connect(target, launch="server") as opened:
-        yield opened
 
 
 def tensors(torch: Any, base: int) -> tuple[Any, Any, Any]:
@@ -276,7 +235,7 @@ def test_odd_addresses_get_kernels_that_can_cope(client, gpu, torch) -> None:
 
 DYING = """
 import os, sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = [{here!r}, {here!r} + '/simulated']
 from pathlib import Path
 import tilewright as tw
 from producers import torch_like
@@ -406,62 +365,3 @@ def test_results_of_convolutions_lie_as_the_images_on_the_device(client, gpu, to
     result = client.conv(image, w, padding=1)
     assert isinstance(result, torch.Tensor)
     assert made == [((2, 64, 9, 8), steps, "float16", "cuda:0")]
-
-
-def test_this_process_launches_on_its_own_streams(target: str, gpu: Gpu, torch: Any) -> None:
-    try:
-        load_library()
-    except tw.UnavailableError as error:
-        pytest.skip(str(error))
-    base = gpu.allocate(4 * PART)
-    a, b, out = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(3))
-    with tw.connect(target, launch="caller") as client:
-        for _ in range(2):
-            assert client.gemm(a, b, out=out) is out
-            assert client.report is not None
-            assert client.report.placement == "caller"
-            assert client.report.device == "cuda:0"
-        plan = client.plan_gemm(a, b, out=out)
-        assert plan(a, b, out=out) is out
-        made = plan(a, b)
-        assert isinstance(made, torch.Tensor)
-        assert made.shape == (64, 64)
-        bound = plan.bind(a, b, out=out)
-        release = gpu.hold(torch.current)
-        launch = bound.launch()
-        assert not launch.done
-        side = gpu.stream()
-        other = bound.launch(stream=side)
-        assert other.synchronize() is out  # another stream, which nothing holds
-        release()
-        assert launch.synchronize() is out
-        assert launch.done
-        with client.pipeline() as pipeline:
-            for _ in range(3):
-                pipeline.launch(bound)
-        assert pipeline.launches == 3
-        assert not client.session.exports  # no memory was shared for any of this
-        with pytest.raises(tw.InvalidArgumentError) as caught:
-            plan(a, torch.Tensor(base, (64, 32), "bfloat16"), out=out)
-        assert caught.value.rule == "plan_operand"
-        with pytest.raises(tw.UnsupportedError) as elsewhere:
-            plan(a, np.ones((64, 64), tw.DTYPES["bf16"]), out=out)
-        assert elsewhere.value.rule == "caller_launch_operands"
-
-
-def test_a_capture_takes_launches_in_this_process_that_need_a_workspace(libraries, target, gpu, torch) -> None:
-    base = gpu.allocate(6 * PART)
-    shapes = ((64, 2048), (2048, 64), (64, 64))
-    a, b, out = (torch.Tensor(base + index * 2 * PART, shape, "bfloat16") for index, shape in enumerate(shapes))
-    with tw.connect(target, launch="caller") as client:
-        plan = client.plan_gemm(a, b, out=out, split_k=16)
-        assert plan(a, b, out=out) is out
-        assert client.report is not None
-        assert "cluster1x1x" not in client.report.kernels[0]  # parts that meet in a cluster need none
-        torch.current = captured = gpu.stream()
-        gpu.call("cuStreamBeginCapture_v2", ctypes.c_uint64(captured), 2)
-        for _ in range(2):
-            assert plan(a, b, out=out) is out
-        assert gpu.made_behind("cuStreamEndCapture", captured)
-        assert plan(a, b, out=out) is out
-        assert gpu.comes_to_rest(captured)

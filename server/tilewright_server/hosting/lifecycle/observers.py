@@ -1,0 +1,36 @@
+"""Observers of the problems that a server is asked for, as its settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.planning.journal import Journal
+from tilewright_server.hosting.confirmation.budget import Budget
+from tilewright_server.hosting.confirmation.confirmation import Confirmation
+from tilewright_server.measurements.database import PerfDatabase
+from tilewright_server.service import Observer
+from tilewright_server.settings import Settings
+
+__all__ = ["open_observers"]
+
+
+def open_observers(
+    settings: Settings, engine: Engine, changed: Callable[[], object], parts: ExitStack
+) -> list[Observer]:
+    """The journal and the confirmation of choices, where settings ask for them, ended with ``parts``. ``changed`` is
+    called every few seconds, since measurements may have changed. Raises ``InvalidArgumentError``.
+    """
+    found: list[Observer] = []
+    if settings.journal is not None:
+        journal = Journal(settings.journal, settings.journal_bytes)
+        parts.callback(journal.close)
+        found.append(lambda asked, selection, plan, count: journal.note(asked, selection, plan.device, count))
+    if settings.confirm_share and settings.perf_database is not None:
+        budget = Budget(settings.confirm_share, settings.confirm_builds)
+        confirmation = Confirmation(engine, PerfDatabase(settings.perf_database), budget, changed)
+        confirmation.start()
+        parts.callback(confirmation.close)
+        found.append(confirmation.problems.note)
+    return found

@@ -1,0 +1,82 @@
+"""Launches in this process on a GPU whose driver is simulated. Kernels leave their outputs as they were."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_gpu import PART, Gpu
+
+import tilewright as tw
+from tilewright.launch.library import load_library
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("cuda") is None,
+        reason="NVIDIA's packages are not installed: pip install 'tilewright[cuda]'",
+    ),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)"),
+]
+
+
+def test_this_process_launches_on_its_own_streams(target: str, gpu: Gpu, torch: Any) -> None:
+    try:
+        load_library()
+    except tw.UnavailableError as error:
+        pytest.skip(str(error))
+    base = gpu.allocate(4 * PART)
+    a, b, out = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(3))
+    with tw.connect(target, launch="caller") as client:
+        for _ in range(2):
+            assert client.gemm(a, b, out=out) is out
+            assert client.report is not None
+            assert client.report.placement == "caller"
+            assert client.report.device == "cuda:0"
+        plan = client.plan_gemm(a, b, out=out)
+        assert plan(a, b, out=out) is out
+        made = plan(a, b)
+        assert isinstance(made, torch.Tensor)
+        assert made.shape == (64, 64)
+        bound = plan.bind(a, b, out=out)
+        release = gpu.hold(torch.current)
+        launch = bound.launch()
+        assert not launch.done
+        side = gpu.stream()
+        other = bound.launch(stream=side)
+        assert other.synchronize() is out  # another stream, which nothing holds
+        release()
+        assert launch.synchronize() is out
+        assert launch.done
+        with client.pipeline() as pipeline:
+            for _ in range(3):
+                pipeline.launch(bound)
+        assert pipeline.launches == 3
+        assert not client.session.exports  # no memory was shared for any of this
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            plan(a, torch.Tensor(base, (64, 32), "bfloat16"), out=out)
+        assert caught.value.rule == "plan_operand"
+        with pytest.raises(tw.UnsupportedError) as elsewhere:
+            plan(a, np.ones((64, 64), tw.DTYPES["bf16"]), out=out)
+        assert elsewhere.value.rule == "caller_launch_operands"
+
+
+def test_a_capture_takes_launches_in_this_process_that_need_a_workspace(libraries, target, gpu, torch) -> None:
+    base = gpu.allocate(6 * PART)
+    shapes = ((64, 2048), (2048, 64), (64, 64))
+    a, b, out = (torch.Tensor(base + index * 2 * PART, shape, "bfloat16") for index, shape in enumerate(shapes))
+    with tw.connect(target, launch="caller") as client:
+        plan = client.plan_gemm(a, b, out=out, split_k=16)
+        assert plan(a, b, out=out) is out
+        assert client.report is not None
+        assert "cluster1x1x" not in client.report.kernels[0]  # parts that meet in a cluster need none
+        torch.current = captured = gpu.stream()
+        gpu.call("cuStreamBeginCapture_v2", ctypes.c_uint64(captured), 2)
+        for _ in range(2):
+            assert plan(a, b, out=out) is out
+        assert gpu.made_behind("cuStreamEndCapture", captured)
+        assert plan(a, b, out=out) is out
+        assert gpu.comes_to_rest(captured)

@@ -1,0 +1,171 @@
+"""Kernels of busy problems are timed beside live work within a budget, and the fastest is taken."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vector_operation
+from engine_harness import BEST, Vectors, plan
+from vector_operation import VectorConfig, request
+
+from tilewright_server.engine.call import Call
+from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.types import Selection
+from tilewright_server.hosting.confirmation.budget import Budget
+from tilewright_server.hosting.confirmation.confirmation import LEAST, RIVALS, Confirmation
+from tilewright_server.hosting.confirmation.hot_problems import HotProblem, HotProblems
+from tilewright_server.measurements.database import PerfDatabase
+
+N = 200_000
+GENERATE = vector_operation.VectorOperation.generate
+LOOP = "for (int64_t i = edge(a, team->rank"
+WAIT = "for (volatile int wait = 0; wait < 2000000; wait = wait + 1) {}\n  "
+
+
+def changed_source(rank: int, change: Callable[[str], str]) -> Any:
+    """``generate`` whose kernel of that rank is another."""
+
+    def generate(self: Any, config: VectorConfig, arch: Any) -> Any:
+        unit = GENERATE(self, config, arch)
+        if config.rank == rank:
+            unit = replace(unit, text=change(unit.text))
+        return unit
+
+    return generate
+
+
+@pytest.fixture
+def made(make_engine: Any, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Engine, PerfDatabase]:
+    """An engine whose favourite kernel is slow, and its database."""
+    database = tmp_path / "perf.sqlite"
+    return make_engine(cache_dir=tmp_path / "cache", perf_database=database), PerfDatabase(database)
+
+
+def slow_favourite(monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = changed_source(1, lambda text: text.replace(LOOP, WAIT + LOOP, 1))
+    monkeypatch.setattr(vector_operation.VectorOperation, "generate", slower)
+
+
+def hot(engine: Engine) -> HotProblem:
+    prepared = plan(engine, N)
+    return HotProblem(request(N), Selection(), prepared.device.id, prepared.kernel_counters)
+
+
+def confirmation(engine: Engine, database: PerfDatabase, budget: Budget | None = None) -> Confirmation:
+    return Confirmation(engine, database, budget or Budget(0.5, 60), lambda: None)
+
+
+def test_the_fastest_kernel_takes_the_place_of_the_favourite(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_favourite(monkeypatch)
+    engine, database = made
+    problem = hot(engine)
+    assert plan(engine, N).kernels == (BEST,)
+    confirming = confirmation(engine, database)
+    assert confirming.confirm(problem)
+    rows = database.select()
+    assert len(rows) == RIVALS >= LEAST
+    assert len({row.kernel for row in rows}) == RIVALS
+    assert all(row.samples > 1 and row.p10_ns <= row.median_ns <= row.p90_ns for row in rows)
+    fastest = min(rows, key=lambda row: row.median_ns).kernel
+    assert fastest != BEST
+    assert not engine.remeasured()  # whoever measures may go on
+    assert engine.remeasured()
+    chosen = plan(engine, N)
+    assert chosen.kernels == (fastest,)
+    vectors = Vectors(N)
+    engine.execute(chosen, vectors.addresses, Call())
+    assert vectors.right()
+    assert not confirming.confirm(problem), "it is measured"
+
+
+def test_a_kernel_of_another_result_is_not_taken(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = changed_source(2, lambda text: text.replace("a->x[i] + ", "1.01f * a->x[i] + "))
+    monkeypatch.setattr(vector_operation.VectorOperation, "generate", wrong)
+    engine, database = made
+    confirming = confirmation(engine, database)
+    with caplog.at_level(logging.ERROR):
+        assert not confirming.confirm(hot(engine))
+    assert VectorConfig(rank=2).name in caplog.text
+    assert len(database) == 0
+
+
+def test_no_more_kernels_are_compiled_than_allowed(made: tuple[Engine, PerfDatabase]) -> None:
+    engine, database = made
+    problem = hot(engine)
+    built = engine.pool.built
+    assert not confirmation(engine, database, Budget(0.5, 1)).confirm(problem)
+    assert engine.pool.built == built + 1
+    assert len(database) == 0
+
+
+def test_its_launches_stay_within_the_share(made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_favourite(monkeypatch)
+    engine, database = made
+    problem = hot(engine)
+    begun = time.monotonic()
+    budget = Budget(0.05, 60)
+    assert confirmation(engine, database, budget).confirm(problem)
+    last = max(row.p90_ns for row in database.select()) / 1e9
+    assert 0 < budget.spent_s <= 0.05 * (time.monotonic() - begun) + 10 * last + 0.05
+
+
+def test_what_runs_often_is_found_and_what_the_caller_chose_is_not(made: tuple[Engine, PerfDatabase]) -> None:
+    engine, _ = made
+    problems, vectors = HotProblems(), Vectors(N)
+    prepared = plan(engine, N)
+    problems.note(request(N), Selection(), prepared)
+    problems.note(request(N), Selection(), prepared)
+    explicit = engine.plan(request(N + 1), Selection(kernel=BEST), Call())
+    problems.note(request(N + 1), Selection(kernel=BEST), explicit)
+    empty = plan(engine, 0)
+    problems.note(request(0), Selection(), empty)
+    assert problems.hottest(1.0, 1e-9) == []  # nothing is known of the time before
+    assert problems.hottest(1.0, 1e-9) == []
+    for _ in range(3):
+        engine.execute(prepared, vectors.addresses, Call())
+    (found,) = problems.hottest(1.0, 1e-9)
+    assert found.request == request(N)
+    assert found.share > 0
+    assert problems.hottest(1.0, 1e-9) == []
+
+
+def test_the_thread_finds_busy_problems_by_itself_and_ends_at_once(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_favourite(monkeypatch)
+    engine, database = made
+    changed, over = threading.Event(), threading.Event()
+    confirming = Confirmation(engine, database, Budget(0.5, 60), changed.set, interval_s=0.05)
+    prepared, vectors = plan(engine, N), Vectors(N)
+    confirming.problems.note(request(N), Selection(), prepared)
+
+    def work() -> None:
+        while not over.is_set():
+            engine.execute(prepared, vectors.addresses, Call())
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    confirming.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not confirming.confirmed and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert confirming.confirmed == 1
+        assert changed.wait(10)
+    finally:
+        over.set()
+        worker.join()
+        confirming.close()
+    assert len(database) == RIVALS
+    assert vectors.right()
