@@ -12,6 +12,7 @@ from gemm_mutants import (
     COMPV3,
     COMPV4,
     DIRECT_LDS,
+    GEMM,
     LOADER,
     MAIN,
     MEM,
@@ -38,6 +39,8 @@ AMD_MUTANTS = [
     # waits and fences
     Mutant("split-K: arrives without a fence", PLATFORM, "1u, __ATOMIC_ACQ_REL,", "1u, __ATOMIC_RELAXED,",
            arch="gfx942", **SPLIT),
+    Mutant("split-K: the last slice adds up, whether it came last or not", GEMM,
+           "load_shared<1>(flag).w[0] == (uint32_t)slices - 1;", "slice == slices - 1;", order=-1, **SPLIT),
     Mutant("comp_async: no wait state behind m0", DIRECT, r"m0, %0\n\ts_nop 0\n\t", r"m0, %0\n\t", DIRECT_LDS),
     Mutant("comp_async: the first tile is not waited for", MAIN,
            "copy(tile, from, 0, at);\n    wait_direct();", "copy(tile, from, 0, at);", DIRECT_LDS),

@@ -31,6 +31,7 @@ class Mutant:
     sizes: Sizes = field(default_factory=lambda: ALIGNED)
     split_k: int = 1
     arch: str = ""  # where only some GPUs have the bug
+    order: int = 0  # of workgroups: see ``Checks``
 
     def kernel(self, arch: str) -> AmdConfig:
         changes = {**SMALL, **self.config}

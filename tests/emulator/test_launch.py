@@ -12,6 +12,7 @@ from emulator_text import ALL, CDNA
 
 from tilewright_emulator import Checks, CodeObject
 from tilewright_emulator.errors import BadCodeObject, BarrierDivergence, GlobalRace, OutOfBounds, UninitialisedLds
+from tilewright_emulator.launch import launch as launching
 
 PLACES = """
 KERNEL(256) places(u32* out) {
@@ -361,3 +362,20 @@ def test_code_objects_are_read_once(folder: Path) -> None:
 def test_what_is_no_code_object(image: Any) -> None:
     with pytest.raises(BadCodeObject):
         CodeObject.load(image)
+
+
+@pytest.mark.parametrize(("order", "last"), [(0, 39), (-1, 0), (5, None)])
+def test_workgroups_run_in_the_order_that_is_asked_for(folder: Path, order: int, last: int | None) -> None:
+    """Their atomics, too: the slots that ``in_order`` hands over come to the same whoever is last."""
+    groups = 40
+    out, slots, counter = zeros(256), zeros(256 * groups), zeros(1)
+    code, seen = load(folder, HANDOVER, "gfx942"), []
+    plain = launching._ordered
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launching, "_ordered", lambda *given: seen.append(plain(*given)) or seen[-1])
+        checks = Checks(order=order)
+        run(code, "in_order", out, slots, counter, grid=(groups, 1, 1), block=(256, 1, 1), checks=checks)
+    assert out.tolist() == [groups * t + groups * (groups - 1) // 2 for t in range(256)]
+    assert sorted(seen[0].tolist()) == list(range(groups))
+    assert last is None or seen[0][-1] == last
+    assert list(plain(groups, 5)) != list(plain(groups, 6))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,14 @@ class OneKernel:
     def built(self, config: AmdConfig) -> tuple[Built, str]:
         return self._built, "kernel"
 
-    def run(self, config: AmdConfig, sizes: Sizes, split_k: int) -> Report:
+    def run(self, config: AmdConfig, sizes: Sizes, split_k: int, order: int = 0) -> Report:
         """Launches and compares. Raises ``EmulationError`` or ``AssertionError``."""
         from amd_emulation import AmdKernels
 
         call = Call(config, [sizes], np.random.default_rng(1), split_k=split_k)
         if config.pipeline == "preshufflev2":
             pack(call)
-        report = AmdKernels.launch(self, call, checks=LIMIT)  # type: ignore[arg-type]
+        report = AmdKernels.launch(self, call, checks=replace(LIMIT, order=order))  # type: ignore[arg-type]
         call.check()
         return report
 
@@ -64,7 +65,7 @@ def made(mutant: Mutant | None, arch: str, config: AmdConfig, folder: Path) -> O
 @pytest.mark.extended
 def test_what_is_not_changed_is_right(case: Mutant, tmp_path: Path) -> None:
     config = case.kernel("gfx942")
-    report = made(None, "gfx942", config, tmp_path).run(config, case.sizes, case.split_k)
+    report = made(None, "gfx942", config, tmp_path).run(config, case.sizes, case.split_k, case.order)
     assert report.by_class["matrix"] > 0
 
 
@@ -87,14 +88,14 @@ def test_planted_bugs_are_caught(mutant: Mutant, arch: str, tmp_path: Path) -> N
     config = mutant.kernel(arch)
     kernel = made(mutant, arch, config, tmp_path)
     with pytest.raises((EmulationError, AssertionError)):
-        kernel.run(config, mutant.sizes, mutant.split_k)
+        kernel.run(config, mutant.sizes, mutant.split_k, mutant.order)
 
 
 @pytest.mark.parametrize("case", AMD_PLAIN.values(), ids=lambda case: str(case.kind))
 @pytest.mark.some(1)
 def test_what_has_none_of_the_further_bugs_is_right(case: Mutant, tmp_path: Path) -> None:
     config = case.kernel(case.arch or "gfx942")
-    report = made(None, config.arch, config, tmp_path).run(config, case.sizes, case.split_k)
+    report = made(None, config.arch, config, tmp_path).run(config, case.sizes, case.split_k, case.order)
     assert report.by_class["matrix"] > 0
 
 
@@ -105,7 +106,7 @@ def test_further_planted_bugs_are_caught(mutant: Mutant, tmp_path: Path) -> None
     config = mutant.kernel(mutant.arch or "gfx942")
     kernel = made(mutant, config.arch, config, tmp_path)
     with pytest.raises((EmulationError, AssertionError)):
-        kernel.run(config, mutant.sizes, mutant.split_k)
+        kernel.run(config, mutant.sizes, mutant.split_k, mutant.order)
 
 
 def test_every_bug_has_its_place() -> None:

@@ -77,15 +77,16 @@ class _Launch:
         x, y, _ = self.grid
         return number % x, number // x % y, number // (x * y)
 
-    def batch(self, first: int, groups: int, executed: list[int], traffic: Traffic) -> None:
-        """Runs workgroups ``first`` up to ``first + groups``."""
+    def batch(self, numbers: Array, executed: list[int], traffic: Traffic) -> None:
+        """Runs workgroups of these numbers."""
+        groups = numbers.size
         size = self.kernel.descriptor.lds + self.dynamic_lds
         lds = Lds(size, groups, self.checks.lds_races, self.checks.uninitialised_lds)
         slots = np.repeat(np.arange(groups), self.per_group)
         run = Run(
-            self.arch, self.memory, lds, self.checks, slots, self.per_group, first, traffic, self.publication, CODE
+            self.arch, self.memory, lds, self.checks, slots, self.per_group, numbers, traffic, self.publication, CODE
         )
-        names = {slot: self.coordinates(first + slot) for slot in range(groups)}
+        names = {slot: self.coordinates(number) for slot, number in enumerate(numbers.tolist())}
         Scheduler(self.kernel.program, run, names, executed).start(self._waves(run, names))
 
     def _waves(self, run: Run, names: dict[int, tuple[int, int, int]]) -> Waves:
@@ -231,12 +232,23 @@ def launch(
     together = max(1, LOCKSTEP // made.per_group)
     try:
         with np.errstate(all="ignore"):
+            numbers = _ordered(groups, checks.order)
             for first in range(0, groups, together):
-                made.batch(first, min(together, groups - first), executed, traffic)
+                made.batch(numbers[first : first + together], executed, traffic)
     finally:
         for allocation in own:
             memory.unmap(allocation.start)
     return _report(kernel, executed, traffic)
+
+
+def _ordered(groups: int, order: int) -> Array:
+    """Numbers of workgroups in the order in which they run."""
+    numbers: Array = np.arange(groups)
+    if order < 0:
+        numbers = np.flip(numbers)
+    elif order:
+        np.random.default_rng(order).shuffle(numbers)
+    return numbers
 
 
 def _queue() -> bytes:

@@ -36,7 +36,7 @@ class LaunchedWaves(Protocol):
     @property
     def per_group(self) -> int: ...
     @property
-    def first_group(self) -> int: ...
+    def numbers(self) -> Array: ...
     @property
     def epochs(self) -> Array: ...
 
@@ -92,7 +92,7 @@ class Publication:
     def _marks(self, w: AccessingWaves) -> Array:
         run = w.run
         slots = run.groups[w.ids]
-        marks: Array = (slots + run.first_group) << 32 | run.epochs[slots] << 8 | (w.ids % run.per_group) << 2
+        marks: Array = run.numbers[slots] << 32 | run.epochs[slots] << 8 | (w.ids % run.per_group) << 2
         return marks
 
     def _active(self, w: AccessingWaves) -> list[tuple[int, int, int]]:
@@ -119,7 +119,7 @@ class Publication:
         def landed(waves: Array) -> None:
             slots = w.run.groups
             ids = np.arange(slots.size)
-            table = (slots + w.run.first_group) << 32 | w.run.epochs[slots] << 8 | (ids % w.run.per_group) << 2
+            table = w.run.numbers[slots] << 32 | w.run.epochs[slots] << 8 | (ids % w.run.per_group) << 2
             chosen = np.isin(owners, waves)
             if chosen.any():
                 mark(chosen, table[owners] | narrow)
@@ -133,7 +133,7 @@ class Publication:
 
     def atomic(self, w: AccessingWaves, addresses: Array, wide: bool) -> None:
         """Active lanes make an atomic operation. Raises ``LaneFault`` where workgroups do not agree about it."""
-        owners = w.active((w.run.groups[w.ids] + w.run.first_group)[:, None]).tolist()
+        owners = w.active(w.run.numbers[w.run.groups[w.ids]][:, None]).tolist()
         for lane, (address, group) in enumerate(zip(addresses.tolist(), owners, strict=True)):
             before = self.atomics.get(address, group << 1)
             if before >> 1 != group and (before & 1 or not wide):

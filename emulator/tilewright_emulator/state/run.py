@@ -16,7 +16,8 @@ from tilewright_emulator.state.publication import Publication
 @dataclass(frozen=True)
 class Checks:
     """Errors that a launch looks for. ``publication``: see publication.py. ``instruction_limit``: instructions of one
-    wave. ``traffic``: count LDS bank conflicts and memory transactions (slow)."""
+    wave. ``traffic``: count LDS bank conflicts and memory transactions (slow). ``order``: of workgroups, and of their
+    atomics: 0 as they are numbered, -1 backwards, else any that this seed gives."""
 
     lds_races: bool = True
     uninitialised_lds: bool = True
@@ -26,6 +27,7 @@ class Checks:
     publication: bool = True
     traffic: bool = False
     instruction_limit: int = 20_000_000
+    order: int = 0
 
 
 @dataclass
@@ -41,8 +43,8 @@ class Traffic:
 
 @dataclass(eq=False)
 class Run:
-    """``groups``: int64 ``(waves,)``, each wave's workgroup (its slot in ``lds``). ``first_group``: number of slot 0
-    in the grid. ``epochs``: barriers that each slot has passed."""
+    """``groups``: int64 ``(waves,)``, each wave's workgroup (its slot in ``lds``). ``numbers``: int64, of each slot in
+    the grid (as they come, if there are none). ``epochs``: barriers that each slot has passed."""
 
     arch: Arch
     memory: Memory
@@ -50,14 +52,17 @@ class Run:
     checks: Checks
     groups: Array
     per_group: int
-    first_group: int = 0
+    numbers: Array = field(default_factory=lambda: np.arange(0))
     traffic: Traffic = field(default_factory=Traffic)
     publication: Publication | None = None
     code_base: int = 0
     clock: int = 0
 
     def __post_init__(self) -> None:
-        self.epochs: Array = np.zeros(int(self.groups.max()) + 1, np.int64)
+        slots = int(self.groups.max()) + 1
+        self.epochs: Array = np.zeros(slots, np.int64)
+        if not self.numbers.size:
+            self.numbers = np.arange(slots)
 
     def marks_of(self, waves: Array) -> Array:
         """The marks (lds.py) that waves leave now: int32."""

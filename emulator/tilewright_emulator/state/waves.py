@@ -122,7 +122,7 @@ class Waves:
         """The workgroup of each active lane, if races in global memory are looked for."""
         if not self.run.checks.global_races:
             return None
-        return self.active((self.run.groups[self.ids] + self.run.first_group).astype(np.int32)[:, None])
+        return self.active(self.run.numbers[self.run.groups[self.ids]].astype(np.int32)[:, None])
 
     def active(self, values: Array) -> Array:
         """``(waves, lanes)`` or narrower to one value for each active lane, in order."""
