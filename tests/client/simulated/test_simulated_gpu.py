@@ -18,7 +18,7 @@ import psutil
 import pytest
 from client_helpers import device_workers
 from producers import Capsules, Interface
-from simulated_gpu import PART, Gpu, service
+from simulated_gpu import HERE, PART, Gpu, service
 
 import tilewright as tw
 
@@ -240,7 +240,8 @@ from pathlib import Path
 import tilewright as tw
 from producers import torch_like
 from simulated_gpu import Gpu
-from test_simulated_gpu import tensors, cuda
+from test_simulated_gpu import tensors
+from tilewright.gpu import cuda
 cuda.LIBRARY = {library!r}
 gpu = Gpu(Path({library!r}))
 sys.modules["torch"] = torch = torch_like(gpu.stream())

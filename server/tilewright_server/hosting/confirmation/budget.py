@@ -15,7 +15,7 @@ _HOUR_S = 3600.0
 
 
 class Budget:
-    """Of one thread that spends, and one that ends it.
+    """For one thread that spends, and one that ends it.
 
     Time of the device comes in at ``share`` of the time that passes. What one step takes is known only when it is over:
     whoever has overdrawn waits until it is paid back.
