@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
+from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright_server import __version__
+from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,9 +51,6 @@ STOP_S = 10.0
 LAST_STEPS_S = 0.5
 """How long work that was cancelled may take to notice."""
 
-RETRY_DEVICE_S = 10.0
-"""Time until a default device that could not be opened is tried again."""
-
 
 class Application:
     """One server. ``start`` and ``stop`` for embedding; ``run`` for a process of its own."""
@@ -77,6 +76,8 @@ class Application:
         self._kserve_listeners: list[Listener] = []
         self._parts = ExitStack()
         self._clean = True
+        self.inherited = Inherited()
+        self._has_successor = False
         self._stopped = threading.Lock()
 
     @property
@@ -107,7 +108,7 @@ class Application:
         from tilewright_server.endpoints.rpc.server import RpcServer
         from tilewright_server.hosting.audit import open_audit_log
         from tilewright_server.hosting.lifecycle.observers import open_observers
-        from tilewright_server.hosting.lifecycle.warm import make_ready
+        from tilewright_server.hosting.lifecycle.warm import make_ready, open_default
         from tilewright_server.hosting.limits import make_quotas, session_limits
         from tilewright_server.hosting.mps import Mps
         from tilewright_server.protocol.unix_paths import socket_access
@@ -122,7 +123,7 @@ class Application:
         access = socket_access(settings.socket_mode, settings.socket_group)
         open_audit_log(settings.audit_log)
         self.plugins = self.load_plugins()
-        mps = Mps(settings.mps, Path(default_listen().removeprefix("unix:")).parent)
+        mps = self._mps = Mps(settings.mps, Path(default_listen().removeprefix("unix:")).parent)
         self._parts.callback(mps.close)
         self.engine = self.make_engine(self.plugins)
         self._parts.callback(self.engine.close)
@@ -143,7 +144,9 @@ class Application:
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:
-            listener = Listener(address, access, peers=self.rpc.peers if settings.relay else None)
+            listener = Listener(
+                address, access, peers=self.rpc.peers if settings.relay else None, inherited=self.inherited
+            )
             listener.bind(self.rpc.server, certificates.credentials() if certificates is not None else None)
             self._parts.callback(listener.close)
             self.listeners.append(listener)
@@ -162,7 +165,8 @@ class Application:
         self.rpc.start(self.engine.operations)
         if self.http is not None:
             self.http.start()
-        threading.Thread(target=self._warm, name="warm", daemon=True).start()
+        opening = (self.engine, self.readiness, self._ending)
+        threading.Thread(target=open_default, args=opening, name="warm", daemon=True).start()
 
     def _addresses(self, texts: Iterable[str], tls: bool) -> list[UnixAddress | TcpAddress]:
         """Addresses of the settings, each of which may be listened on."""
@@ -205,7 +209,9 @@ class Application:
         except InvalidArgumentError as error:  # gRPC is complete without it
             log.warning("no local socket: %s", error)
             return None
-        local = LocalServer(self.service, path, settings.session_connections, access, settings.allowed_uids)
+        local = LocalServer(
+            self.service, path, settings.session_connections, access, settings.allowed_uids, self.inherited
+        )
         self._parts.callback(local.close)
         return local
 
@@ -227,7 +233,9 @@ class Application:
             return None
         from tilewright_server.hosting.monitoring.pages import http_listener
 
-        listener = http_listener(address, self.service, self.rpc, self.readiness, self._is_silent, self._all_listeners)
+        listener = http_listener(
+            address, self.service, self.rpc, self.readiness, self._is_silent, self._all_listeners, self.inherited
+        )
         self._parts.callback(listener.close)
         log.info("metrics and probes over HTTP at %s", listener.address)
         return listener
@@ -259,6 +267,8 @@ class Application:
         deadline = time.monotonic() + grace
         self._ending.set()
         self.readiness.end()
+        if any(listener.is_kept for listener in self._all_listeners()) and not self._has_successor:
+            self._leave()
         self.rpc.health.enter_graceful_shutdown()
         terminated = self.rpc.drain(grace)
         self.rpc.streams.stop()
@@ -287,14 +297,16 @@ class Application:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
         from tilewright_server.hosting.lifecycle.heap import bound_heap, collecting_later
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
-        from tilewright_server.hosting.lifecycle.signals import process_signals
+        from tilewright_server.hosting.lifecycle.signals import OTHERS, end_when_idle, process_signals
+        from tilewright_server.hosting.lifecycle.succession import Succession
         from tilewright_server.hosting.logs import set_up
-        from tilewright_server.hosting.settings import service_manager
+        from tilewright_server.hosting.settings import inherited_sockets, service_manager
 
         bound_heap()
         set_up(self.settings.log_level, self.settings.log_format)
         wishes = service_manager()
         manager = ServiceManager(wishes.notify_socket)
+        self.inherited = Inherited(inherited_sockets())
         self._fit()
         wanted = threading.Event()
         stopping = threading.Thread(target=self._stop_when, args=(wanted,), name="stop", daemon=True)
@@ -308,15 +320,22 @@ class Application:
                 return 1
             self._watchdog = self._watched(manager, wishes.watchdog_s)
             if self.settings.idle_exit_s:
-                threading.Thread(target=self._end_when_idle, args=(wanted,), name="idle", daemon=True).start()
+                watching = (lambda: self.sessions.usage().sessions, self.settings.idle_exit_s, wanted)
+                threading.Thread(target=end_when_idle, args=watching, name="idle", daemon=True).start()
             self._say_ready()
             manager.tell("READY=1", "STATUS=serving at " + " ".join(self.addresses))
-            while (number := signals.get()) == signal.SIGHUP:
+            self.inherited.say_ready()
+            succession = Succession(self._shared, partial(self._succeeded, manager))
+            while (number := signals.get()) in OTHERS:
+                if number == signal.SIGUSR2:
+                    succession.begin()
+                    continue
                 manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
                 self.reload()
                 manager.tell("READY=1")
             log.info("%s: draining for up to %g s", signal.Signals(number).name, self.settings.grace_s)
-            manager.tell("STOPPING=1", "STATUS=draining")
+            if not self._has_successor:
+                manager.tell("STOPPING=1", "STATUS=draining")
             if self._watchdog is not None:
                 self._watchdog.stop()
             wanted.set()
@@ -339,17 +358,12 @@ class Application:
             self._clean = False
             log.exception("the server did not end well")
 
-    def _end_when_idle(self, wanted: threading.Event) -> None:
-        """Ask for the end, as a signal would, when no session has been open for the time that the settings give."""
-        limit = self.settings.idle_exit_s
-        seen = time.monotonic()
-        while not wanted.wait(min(limit / 4, 10.0)):
-            if self.sessions.usage().sessions:
-                seen = time.monotonic()
-            elif time.monotonic() - seen >= limit:
-                log.info("no client for %g s", limit)
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+    def _succeeded(self, manager: ServiceManager, pid: int) -> None:
+        log.info("process %d serves now, this one ends", pid)
+        self._has_successor = True
+        manager.tell(f"MAINPID={pid}", "READY=1")
+        self._leave()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _fit(self) -> None:
         """Make do with the limits of the system."""
@@ -366,7 +380,7 @@ class Application:
         """Take over from the settings anew what a running server can, and read policy and certificates again; the old
         ones stay if there is a mistake."""
         from tilewright_server.hosting.audit import open_audit_log
-        from tilewright_server.hosting.lifecycle.reload import differences
+        from tilewright_server.hosting.lifecycle.reload import read_again
         from tilewright_server.hosting.limits import quota_limits
         from tilewright_server.hosting.logs import set_up
 
@@ -375,24 +389,37 @@ class Application:
             open_audit_log(self.settings.audit_log)
         except TilewrightError as error:
             log.error("the audit log stays as it is: %s", error)
-        if self._reread is None:
-            log.warning("settings are not read again: they were given to this server by a program")
+        changes = read_again(self._given, self._reread)
+        if changes is None:
             return
-        try:
-            found = self._reread()
-        except TilewrightError as error:
-            log.error("the settings stay as they are: %s", error)
-            return
-        changes, later = differences(self._given, found)
         self.settings = replace(self.settings, **changes)
         self._given = replace(self._given, **changes)
         self._fit()
         set_up(self.settings.log_level, self.settings.log_format)
         self.rpc.traffic.slow_s = self.settings.slow_call_s
         self.sessions.quotas.set_limits(quota_limits(self.settings), self.settings.call_rate)
-        log.warning("settings were read again; changed: %s", ", ".join(changes) or "nothing")
-        if later:
-            log.warning("not changed before the server is started again: %s", ", ".join(later))
+
+    def _shared(self) -> list[tuple[int, str]]:
+        """Descriptors for a successor. Raises ``UnsupportedError`` if there is a listener that cannot go over."""
+        if self._mps.own:
+            raise UnsupportedError(
+                "this server's own MPS daemon ends with it, under the successor's feet",
+                field="mps",
+                rule="succession",
+                fix="run the daemon apart from the server, or stop this server and start the next",
+            )
+        parts = [*self._all_listeners(), self.local, self.http]
+        return [item for part in parts if part is not None for item in part.shared()]
+
+    def _leave(self) -> None:
+        """Leave the addresses to whoever serves there next, and wait until clients are there."""
+        for listener in self._all_listeners():
+            listener.leave()
+        if self.local is not None:
+            self.local.leave()
+        if self.http is not None:
+            self.http.close()
+        self.rpc.wait_until_quiet(LAST_REPLIES_S * 5)
 
     def _watched(self, manager: ServiceManager, manager_s: float) -> Watchdog | None:
         """A watchdog, if the settings or the service manager want one; the latter hears of each answer."""
@@ -423,27 +450,3 @@ class Application:
     def devices(self) -> Any:
         """The registry of devices; part of what plugins are shown at start-up."""
         return self.engine.devices
-
-    def _warm(self) -> None:
-        """Open the default device, so that the first request does not wait for it; ready from then on."""
-        said = ""
-        while not self._ending.is_set():
-            try:
-                self.engine.devices.get(self.engine.devices.default)
-            except NotFoundError as error:  # there is none: what needs no device still works
-                log.warning("the default device is not ready: %s", error)
-                break
-            except TilewrightError as error:
-                reason = f"the default device is not ready: {error}"
-                if reason != said and not self._ending.is_set():
-                    log.warning("%s", reason)
-            except Exception as error:
-                reason = f"the default device is not ready: {type(error).__name__}"
-                if reason != said:
-                    log.exception("the default device is not ready")
-            else:
-                break
-            said = reason
-            self.readiness.set(reason)
-            self._ending.wait(RETRY_DEVICE_S)
-        self.readiness.set("")

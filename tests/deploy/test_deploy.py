@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from tilewright_server.endpoints.local.listener import local_path
 from tilewright_server.settings import TABLE
 from tilewright_tools.cli.app import app
 
@@ -74,6 +75,14 @@ def test_server_and_application_of_the_pod_meet() -> None:
     port = env["TILEWRIGHT_HTTP_LISTEN"].rpartition(":")[2]
     assert [str(item["containerPort"]) for item in server["ports"]] == [port]
     assert float(env["TILEWRIGHT_GRACE_S"]) < spec["terminationGracePeriodSeconds"]
+
+
+def test_the_sockets_of_the_unit_are_those_that_the_server_listens_on() -> None:
+    service = (DEPLOY / "systemd" / "tilewright.service").read_text("utf-8")
+    text = (DEPLOY / "systemd" / "tilewright.socket").read_text("utf-8")
+    sockets = dict(re.findall(r"^(Listen\w+)=(.+)$", text, re.MULTILINE))
+    (listen,) = re.findall(r"^Environment=TILEWRIGHT_LISTEN=unix:(.+)$", service, re.MULTILINE)
+    assert sockets == {"ListenStream": listen, "ListenSequentialPacket": str(local_path(Path(listen)))}
 
 
 def test_the_unit_is_valid(tmp_path: Path) -> None:

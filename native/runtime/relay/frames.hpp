@@ -30,6 +30,7 @@ struct Bucket {
 };
 
 enum Kind : uint8_t { kData = 0, kHeaders = 1, kReset = 3, kWindow = 8, kContinuation = 9 };
+constexpr uint8_t kEndHeaders = 4;
 constexpr uint32_t kPreface = 24, kHeader = 9;  // bytes before the first frame, and of a frame before its payload
 
 struct Rates {
@@ -43,6 +44,39 @@ struct Spent {
       case kData: case kHeaders: case kWindow: case kContinuation: return frames.take(rates.frames, now);
       case kReset: return resets.take(rates.resets, now);
       default: return control.take(rates.control, now);
+    }
+  }
+};
+
+// Place in what the server sends to one connection.
+struct Boundaries {
+  uint32_t payload = 0;  // bytes of the frame that are still to come
+  uint32_t have = 0;     // bytes of a header that have been seen
+  uint8_t header[kHeader];
+  bool begun = false;    // a frame has come: SETTINGS is the first
+  bool headers = false;  // within a block of headers, which is one piece
+
+  // Another frame may stand here.
+  bool between() const { return begun && !payload && !have && !headers; }
+
+  void pass(const uint8_t* data, size_t count) {
+    for (size_t at = 0; at < count;) {
+      const size_t left = count - at;
+      if (payload) {
+        const uint32_t part = left < payload ? (uint32_t)left : payload;
+        payload -= part;
+        at += part;
+        continue;
+      }
+      const uint32_t part = left < kHeader - have ? (uint32_t)left : kHeader - have;
+      memcpy(header + have, data + at, part);
+      have += part;
+      at += part;
+      if (have < kHeader) return;
+      have = 0;
+      begun = true;
+      payload = (uint32_t)header[0] << 16 | (uint32_t)header[1] << 8 | header[2];
+      if (header[3] == kHeaders || header[3] == kContinuation) headers = !(header[4] & kEndHeaders);
     }
   }
 };

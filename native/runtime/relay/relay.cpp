@@ -31,6 +31,10 @@ constexpr char kRefusal[] =
     "\0\0\0\4\0\0\0\0\0" "\0\0\x2f\7\0\0\0\0\0" "\0\0\0\0" "\0\0\0\x0b" "this process opens too many connections";
 static_assert(sizeof kRefusal - 1 == 9 + 9 + 0x2f, "the length that the frame says");
 
+// GOAWAY without an error, after which no stream is refused.
+constexpr char kParting[] = "\0\0\x08\7\0\0\0\0\0" "\x7f\xff\xff\xff" "\0\0\0\0";
+static_assert(sizeof kParting - 1 == 9 + 8, "the length that the frame says");
+
 uint64_t now() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -122,6 +126,21 @@ size_t admitted(tw_relay& relay, Connection& c, Side side, const uint8_t* data, 
   return some;
 }
 
+// Tells the client that the server leaves, once that may stand in what the server sends. False: the connection has ended.
+bool part(Connection& c) {
+  Way& way = c.ways[kServer];
+  if (!c.parting || !way.empty() || way.ended || !c.down.between()) return true;
+  c.parting = false;
+  constexpr size_t bytes = sizeof kParting - 1;
+  ssize_t sent = send(c.ends[kClient].fd, kParting, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0) {
+    if (errno != EAGAIN && errno != EINTR) return false;
+    sent = 0;
+  }
+  const size_t left = bytes - (size_t)sent;
+  return !left || hold(way, (const uint8_t*)kParting + sent, left, left);
+}
+
 // Passes on what `side` has sent. False: the connection has ended.
 bool pass(tw_relay& relay, Connection& c, Side side) {
   Way& way = c.ways[side];
@@ -140,6 +159,7 @@ bool pass(tw_relay& relay, Connection& c, Side side) {
       if (way.empty()) {
         free(way.held);
         way = {nullptr, 0, 0, 0, way.ended, way.shut};
+        if (side == kServer && !part(c)) return false;
       }
       continue;
     }
@@ -156,12 +176,14 @@ bool pass(tw_relay& relay, Connection& c, Side side) {
       continue;
     }
     const size_t some = admitted(relay, c, side, relay.chunk, (size_t)got);
+    if (side == kServer) c.down.pass(relay.chunk, some);
     ssize_t sent = some ? send(to, relay.chunk, some, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
     if (sent < 0) {
       if (errno != EAGAIN && errno != EINTR) return false;
       sent = 0;
     }
     if (sent < got && !hold(way, relay.chunk + sent, (size_t)(got - sent), some - (size_t)sent)) return false;
+    if (side == kServer && !part(c)) return false;
     if ((size_t)got < kChunk) return true;
   }
   return true;
@@ -298,6 +320,12 @@ bool attend_to_wishes(tw_relay& relay) {
   relay.leaving = true;
   epoll_event none{};
   epoll_ctl(relay.epoll, EPOLL_CTL_DEL, relay.listener, &none);
+  for (Connection *c = relay.first, *after; c; c = after) {
+    after = c->after;
+    c->parting = true;
+    if (part(*c)) look_for_more(relay, *c);
+    else finish(relay, *c);
+  }
   return false;
 }
 

@@ -52,7 +52,8 @@ TW_API tw_status tw_relay_open(const tw_relay_config* config, tw_relay** relay);
 TW_API void tw_relay_run(tw_relay* relay);
 /* From any thread. */
 TW_API void tw_relay_stop(tw_relay* relay);
-/* From any thread: accept no more connections, and pass on what those that are open send. */
+/* From any thread: accept no more connections, and pass on what those that are open send. Their clients are told, by
+ * GOAWAY without an error, to make new calls over new connections; calls that they have begun go on. */
 TW_API void tw_relay_leave(tw_relay* relay);
 /* From any thread. TW_NOT_FOUND for a connection that is not open. */
 TW_API tw_status tw_relay_find(tw_relay* relay, uint64_t id, tw_relay_peer* peer);

@@ -40,6 +40,8 @@ struct Connection {
   End ends[2];
   Way ways[2];  // by the side that sends
   Parser parser;
+  Boundaries down;
+  bool parting;  // the client is to be told that this server leaves
   Peer* peer;
   uint64_t paced;   // until when nothing is taken from the client; 0: it is
   uint64_t ending;  // until when the client may read what is left; 0: the server has not closed

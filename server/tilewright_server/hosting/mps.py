@@ -38,6 +38,11 @@ class Mps:
         self._guard: subprocess.Popen[bytes] | None = None
         self._before: str | None = None
 
+    @property
+    def own(self) -> bool:
+        """The daemon is this server's, and ends with it."""
+        return self._guard is not None
+
     def start(self, has_gpu: bool) -> None:
         """Let processes of devices use a daemon. ``has_gpu``: there is one of NVIDIA's. Raises ``UnavailableError`` if
         it is required and there is none."""

@@ -13,13 +13,15 @@ __all__ = ["UNKNOWN", "is_known", "kernel_client", "pid_of", "process_client", "
 PROC = Path("/proc")
 ELSEWHERE = "elsewhere"
 """PID namespaces that are not seen from the server's, in the place of a number."""
+KNOWN = "pid:"
+"""Prefix of processes that the kernel named."""
 UNKNOWN = "connection:"
 """Prefix of processes that only their connection is known of."""
 
 
 def is_known(client: Client) -> bool:
     """The kernel named its process, not only its connection."""
-    return not client.process.startswith(UNKNOWN)
+    return client.process.startswith(KNOWN)
 
 
 def pid_of(client: Client) -> int | None:

@@ -243,3 +243,35 @@ def is_left(server: Server) -> bool:
         with contextlib.suppress(TimeoutError):
             late.recv(100)
     return server.relay.counts().accepted == before
+
+
+GOAWAY = frame(7, b"\x7f\xff\xff\xff" + bytes(4))
+
+
+@pytest.mark.parametrize("cut", [0, 4, 9, 12])
+def test_clients_of_a_relay_that_leaves_are_told_between_two_frames(behind: Callable[..., Server], cut: int) -> None:
+    headers = frame(1, b"h" * 20, 1)  # without the flag that ends them
+    end = b"\0\0\3\x09\4\0\0\0\1abc"
+    first, rest = frame(4) + headers[:cut], headers[cut:] + end + frame(0, b"data", 1)
+    left = threading.Event()
+
+    def answer(way: socket.socket) -> None:
+        way.sendall(first)
+        left.wait(WAIT_S)
+        way.sendall(rest)
+        everything(way)
+
+    server = behind(answer)
+    with server.connect() as way, server.connect() as silent:
+        silent.sendall(PREFACE)
+        got = b""
+        while len(got) < len(first):
+            got += way.recv(100)
+        server.relay.leave()
+        assert eventually(lambda: is_left(server))
+        left.set()
+        while len(got) < len(first + rest + GOAWAY):
+            got += way.recv(100)
+        # Before what began afterwards, or after the whole of it.
+        assert got in (frame(4) + GOAWAY + headers + end + frame(0, b"data", 1), first + rest + GOAWAY)
+        assert (got[9:26] == GOAWAY) == (cut == 0)

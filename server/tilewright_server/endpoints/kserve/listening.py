@@ -11,6 +11,7 @@ from tilewright_server.endpoints.readiness import Readiness
 from tilewright_server.endpoints.rpc.access.credentials import Certificates
 from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress, UnixAddress
 from tilewright_server.endpoints.rpc.server import RpcServer
+from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.protocol.unix_paths import SocketAccess
 from tilewright_server.service import Service
 from tilewright_server.settings import Settings
@@ -26,6 +27,7 @@ class Host(Protocol):
     rpc: RpcServer
     readiness: Readiness
     listeners: list[Listener]
+    inherited: Inherited
 
 
 def serve_kserve(
@@ -54,7 +56,7 @@ def serve_kserve(
     server = host.rpc.serve(servicer, SERVICE, apart=bool(addresses))
     own = []
     for address in addresses:
-        listener = Listener(address, access, peers=host.rpc.peers if settings.relay else None)
+        listener = Listener(address, access, peers=host.rpc.peers if settings.relay else None, inherited=host.inherited)
         listener.bind(server, certificates.credentials() if certificates is not None else None)
         parts.callback(listener.close)
         own.append(listener)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from collections.abc import Collection
@@ -11,15 +12,9 @@ from pathlib import Path
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
 from tilewright_server.engine.client import Client
-from tilewright_server.protocol.unix_paths import (
-    MAX_UNIX_PATH,
-    OWNER_ONLY,
-    SocketAccess,
-    lock,
-    lock_path,
-    private_directory,
-    remove_stale,
-)
+from tilewright_server.protocol.inherited import Inherited
+from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess
+from tilewright_server.protocol.unix_place import UnixPlace
 from tilewright_server.session.processes import kernel_client
 
 __all__ = ["LocalListener", "check_peer", "local_path", "peer_client", "peer_uid"]
@@ -47,26 +42,28 @@ def local_path(grpc_path: Path) -> Path:
 class LocalListener:
     """A bound, listening SOCK_SEQPACKET socket; ``check_peer`` says who may use it."""
 
-    def __init__(self, path: Path, access: SocketAccess = OWNER_ONLY) -> None:
-        """Bind. Raises ``UnavailableError`` if another server has it, ``AccessError`` if others could meddle."""
+    def __init__(self, path: Path, access: SocketAccess = OWNER_ONLY, inherited: Inherited | None = None) -> None:
+        """Bind, or take over a socket of ``inherited`` that listens there.
+
+        Raises ``UnavailableError`` if another server has it, ``AccessError`` if others could meddle."""
         self.path = path
-        self._inode: tuple[int, int] | None = None
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        self._lock_fd = -1
+        self._place = UnixPlace(path, socket.SOCK_SEQPACKET, access, inherited)
+        self._woken, self._wake = socket.socketpair()
+        self._accepting = False
+        given = self._place.given
+        self.socket = given or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self.socket.setblocking(False)
         try:
-            private_directory(path.parent, access)
-            self._lock_fd = lock(path)
-            remove_stale(path)
-            self._bind()
-            access.give(path)
+            if given is None:
+                self._bind()
         except BaseException:
             self.close()
             raise
 
     def _bind(self) -> None:
-        old = os.umask(0o177)  # the socket must never exist with a wider mode
         try:
-            self.socket.bind(str(self.path))
+            with self._place.binding():
+                self.socket.bind(str(self.path))
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen on the local socket: {error.strerror}",
@@ -75,27 +72,50 @@ class LocalListener:
                 rule="listen",
                 fix="choose a path that is free, or switch the local socket off",
             ) from error
-        finally:
-            os.umask(old)
-        status = self.path.lstat()
-        self._inode = (status.st_dev, status.st_ino)
         self.socket.listen(BACKLOG)
+
+    def accept(self) -> socket.socket | None:
+        """The next connection; None if ``leave`` or ``close`` was called. Raises ``OSError``."""
+        self._accepting = True
+        waiting = select.poll()
+        for number in (self.socket.fileno(), self._woken.fileno()):
+            if number < 0:
+                return None
+            waiting.register(number, select.POLLIN)
+        while True:
+            found = waiting.poll()
+            if any(number == self._woken.fileno() for number, _ in found):
+                return None
+            with contextlib.suppress(BlockingIOError):  # a successor has taken it
+                return self.socket.accept()[0]
+
+    def shared(self) -> list[tuple[int, str]]:
+        """Descriptors for a successor, with their names."""
+        return self._place.shared(self.socket)
+
+    def leave(self) -> None:
+        """Accept nobody any more: the path is a successor's. Idempotent."""
+        self._wake.close()
+        self._place.leave()
 
     def close(self) -> None:
         """Remove the socket, unless it has become another's. Whoever waits in ``accept`` hears of it. Idempotent."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+        self._wake.close()
+        if self._place.is_own:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # who comes now is refused at once
+        self._place.close()
+        if not self._accepting:
+            self._release()
+
+    def end(self) -> None:
+        """After the last ``accept``. Idempotent."""
+        self.close()
+        self._release()
+
+    def _release(self) -> None:
         self.socket.close()
-        if self._lock_fd < 0:
-            return
-        with contextlib.suppress(FileNotFoundError):
-            status = self.path.lstat()
-            if self._inode == (status.st_dev, status.st_ino):
-                self.path.unlink()
-        with contextlib.suppress(FileNotFoundError):
-            lock_path(self.path).unlink()
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        self._woken.close()
 
 
 def peer_client(connection: socket.socket) -> Client:

@@ -15,6 +15,7 @@ from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError,
 from tilewright_server.endpoints.local.connection import Connection
 from tilewright_server.endpoints.local.listener import LocalListener, peer_client
 from tilewright_server.protocol.frames import Kind, error_packet
+from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.protocol.unix_paths import OWNER_ONLY, SocketAccess
 from tilewright_server.session.quotas import Resource
 
@@ -40,6 +41,7 @@ class LocalServer:
         per_session: int,
         access: SocketAccess = OWNER_ONLY,
         allowed: Collection[int] = (),
+        inherited: Inherited | None = None,
     ) -> None:
         """Raises what ``LocalListener`` does. The quotas of the service's sessions count connections by process."""
         self._service = service
@@ -51,7 +53,7 @@ class LocalServer:
         self._sessions: dict[Connection, Session] = {}
         self._draining = False
         self._accepting = threading.Thread(target=self._accept, name="local-accept", daemon=True)
-        self._listener = LocalListener(path, access)
+        self._listener = LocalListener(path, access, inherited)
 
     @property
     def path(self) -> Path:
@@ -84,7 +86,17 @@ class LocalServer:
         for connection in threads:
             connection.stop()
         _join([*threads.values(), self._accepting], deadline)
+        if not self._accepting.is_alive():
+            self._listener.end()
         return not self._open
+
+    def shared(self) -> list[tuple[int, str]]:
+        """Descriptors for a successor, with their names."""
+        return self._listener.shared()
+
+    def leave(self) -> None:
+        """Accept nobody any more: the path is a successor's. Connections that are open go on."""
+        self._listener.leave()
 
     # For connections
 
@@ -106,7 +118,7 @@ class LocalServer:
         failing = False
         while not self._draining:
             try:
-                accepted, _ = self._listener.socket.accept()
+                accepted = self._listener.accept()
                 failing = False
             except OSError as error:
                 if self._draining:
@@ -116,6 +128,8 @@ class LocalServer:
                 failing = True
                 time.sleep(BUSY_S)
                 continue
+            if accepted is None:
+                return
             try:
                 self._begin(accepted)
             except Exception:

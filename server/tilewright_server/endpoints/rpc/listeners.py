@@ -13,19 +13,12 @@ from pathlib import Path
 
 import grpc
 
-from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
+from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
-from tilewright_server.protocol.unix_paths import (
-    MAX_UNIX_PATH,
-    OWNER_ONLY,
-    SocketAccess,
-    lock,
-    lock_path,
-    own_place,
-    private_directory,
-    remove_stale,
-)
+from tilewright_server.protocol.inherited import Inherited
+from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess, own_place
+from tilewright_server.protocol.unix_place import UnixPlace
 
 __all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
 
@@ -98,17 +91,23 @@ class Listener:
     socket."""
 
     def __init__(
-        self, address: UnixAddress | TcpAddress, access: SocketAccess = OWNER_ONLY, *, peers: Peers | None = None
+        self,
+        address: UnixAddress | TcpAddress,
+        access: SocketAccess = OWNER_ONLY,
+        *,
+        peers: Peers | None = None,
+        inherited: Inherited | None = None,
     ) -> None:
         """With ``peers``, a relay that these know stands before a Unix socket, if there can be one; else gRPC listens
-        there itself."""
+        there itself. A socket of ``inherited`` that listens at the address is taken over."""
         self.address = address
         self.relay: Relay | None = None
         self._access = access
         self._peers = peers
+        self._inherited = inherited
         self._inner = -1
-        self._lock_fd = -1
-        self._inode: tuple[int, int] | None = None
+        self._listening: socket.socket | None = None
+        self._place: UnixPlace | None = None
 
     def bind(self, server: grpc.Server, credentials: grpc.ServerCredentials | None = None) -> None:
         """Bind ``server`` to the address. Over TCP, ``credentials`` have it speak TLS.
@@ -123,27 +122,33 @@ class Listener:
         if len(os.fsencode(str(path))) > MAX_UNIX_PATH:
             raise _bad_address(f"unix:{path}", f"the path of a socket has 1 to {MAX_UNIX_PATH} bytes")
         self.address = UnixAddress(path)
-        private_directory(path.parent, self._access)
-        self._lock_fd = lock(path)
+        self._place = UnixPlace(path, socket.SOCK_STREAM, self._access, self._inherited)
         try:
-            remove_stale(path)
-            old = os.umask(0o177)  # the socket must never exist with a wider mode
-            try:
+            if self._place.given is not None:
+                self._take_over(server, path, self._place.given)
+                return
+            with self._place.binding():
                 if not self._bind_behind_relay(server, path):
                     _add_port(server, f"unix:{path}", str(self.address))
-            finally:
-                os.umask(old)
-            self._access.give(path)
-            status = path.lstat()
-            self._inode = (status.st_dev, status.st_ino)
         except BaseException:
             self.close()
             raise
 
+    def _take_over(self, server: grpc.Server, path: Path, given: socket.socket) -> None:
+        """Raises ``UnavailableError`` where there can be no relay, which alone takes a socket."""
+        if not self._relayed(server, path, given):
+            given.close()
+            raise UnavailableError(
+                "gRPC takes no socket that was made before: only the relay can accept on it",
+                field="relay",
+                value=f"unix:{path}",
+                rule="listen_given",
+                fix="leave the setting relay on and install libtilewright, or start the server without a .socket unit",
+            )
+
     def _bind_behind_relay(self, server: grpc.Server, path: Path) -> bool:
         """False, with a word in the log, where there can be no relay."""
-        inner = path.with_name(INNER + secrets.token_hex(4))
-        if self._peers is None or len(os.fsencode(str(inner))) > MAX_UNIX_PATH:
+        if self._peers is None:
             return False
         with contextlib.ExitStack() as undo:
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -151,45 +156,73 @@ class Listener:
             listening.bind(str(path))
             undo.callback(path.unlink, missing_ok=True)
             listening.listen(BACKLOG)
-            try:
-                _add_port(server, f"unix:{inner}", str(self.address))
-                # Without a name: nobody gets past the relay, and a killed server leaves nothing behind.
-                self._inner = os.open(inner, os.O_PATH | os.O_CLOEXEC)
-                undo.callback(self._close_inner)
-                inner.unlink()
-                self.relay = Relay(listening, Path(f"/proc/self/fd/{self._inner}"))
-                undo.callback(self.relay.close)
-                self.relay.start()
-            except (OSError, RuntimeError) as error:
-                log.warning("gRPC listens without a relay: one process can hold up all: %s", error)
-                self.relay = None
+            if not self._relayed(server, path, listening):
                 return False
-            self._peers.add(self.relay)
             undo.pop_all()
         return True
 
-    def _close_inner(self) -> None:
+    def _relayed(self, server: grpc.Server, path: Path, listening: socket.socket) -> bool:
+        """Have a relay accept on ``listening``; False, with a word in the log, where there can be none."""
+        inner = path.with_name(INNER + secrets.token_hex(4))
+        if self._peers is None or len(os.fsencode(str(inner))) > MAX_UNIX_PATH:
+            return False
+        old = os.umask(0o177)
+        try:
+            _add_port(server, f"unix:{inner}", str(self.address))
+            # Without a name: nobody gets past the relay, and a killed server leaves nothing behind.
+            self._inner = os.open(inner, os.O_PATH | os.O_CLOEXEC)
+            inner.unlink()
+            self.relay = Relay(listening, Path(f"/proc/self/fd/{self._inner}"))
+            self.relay.start()
+        except (OSError, RuntimeError) as error:
+            log.warning("gRPC listens without a relay: one process can hold up all: %s", error)
+            self._end_relay()
+            self.relay = None
+            inner.unlink(missing_ok=True)
+            return False
+        finally:
+            os.umask(old)
+        self._listening = listening
+        self._peers.add(self.relay)
+        return True
+
+    def _end_relay(self) -> None:
+        if self.relay is not None:
+            self.relay.close()
         if self._inner >= 0:
             os.close(self._inner)
             self._inner = -1
 
+    @property
+    def is_kept(self) -> bool:
+        """The socket is a service manager's, which keeps it for the next server."""
+        return self._place is not None and self._place.is_kept
+
+    def shared(self) -> list[tuple[int, str]]:
+        """Descriptors for a successor, with their names. Raises ``UnsupportedError`` if gRPC itself has the socket."""
+        if self._listening is None or self._place is None:
+            raise UnsupportedError(
+                "gRPC gives the socket that it listens on to nobody",
+                field="listen",
+                value=str(self.address),
+                rule="succession",
+                fix="listen on Unix sockets with the relay alone, or stop this server and start the next",
+            )
+        return self._place.shared(self._listening)
+
+    def leave(self) -> None:
+        """Accept nobody any more, and have clients make new calls elsewhere; the address is the successor's. Calls that
+        have begun go on. Idempotent."""
+        if self.relay is not None:
+            self.relay.leave()
+        if self._place is not None:
+            self._place.leave()
+
     def close(self) -> None:
         """Remove the socket, unless it has become another's, and end its connections. Idempotent."""
-        if isinstance(self.address, TcpAddress) or self._lock_fd < 0:
-            return
-        path = self.address.path
-        if self.relay is not None:
-            self.relay.close()
-        self._close_inner()
-        with contextlib.suppress(FileNotFoundError):
-            status = path.lstat()
-            if self._inode == (status.st_dev, status.st_ino):
-                path.unlink()
-        # Removed while it is held: whoever waits for it sees that the file it locked is gone, and tries again.
-        with contextlib.suppress(FileNotFoundError):
-            lock_path(path).unlink()
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        self._end_relay()
+        if self._place is not None:
+            self._place.close()
 
 
 def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.ServerCredentials | None = None) -> int:

@@ -143,7 +143,7 @@ class Relay:
         return found.pid, found.uid
 
     def leave(self) -> None:
-        """Accept no more connections; those that are open go on."""
+        """Accept no more connections, and have clients make new calls over new ones; calls that have begun go on."""
         with self._lock:
             if self._handle is not None:
                 self._library.tw_relay_leave(self._handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -51,6 +52,8 @@ HEALTH_RECEIVED = 16
 LAST_TOKEN_FIELD = b"\x3a\x10"
 """How the token begins in the one request that ends with it, ``BuildRequest``: field 7, sixteen bytes."""
 REFLECTION = "grpc.reflection.v1.ServerReflection"
+QUIET_S = 0.25
+"""Time without a new call after which none is expected."""
 REAPERS = 16
 """Sessions that may be taken down at a time."""
 
@@ -83,8 +86,8 @@ class RpcServer:
         self._lanes = lanes
         self._threads = tuple(lanes.values())
         self.traffic = Traffic(settings.slow_call_s)
-        front = Front(quotas, self.traffic)
-        self._make = partial(grpc.server, front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
+        self._front = Front(quotas, self.traffic)
+        self._make = partial(grpc.server, self._front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.server = self._make()
         self.second: grpc.Server | None = None
         """A server of one service only, see ``serve``."""
@@ -142,6 +145,17 @@ class RpcServer:
     def waiting(self) -> dict[str, int]:
         """Calls that wait for a thread, by class."""
         return {lane.value: threads.waiting for lane, threads in self._lanes.items()}
+
+    def wait_until_quiet(self, limit_s: float) -> None:
+        """Wait until no call has begun for ``QUIET_S``: clients have heard that they are to go elsewhere.
+
+        gRPC cancels calls that arrive while it begins to end.
+        """
+        deadline = time.monotonic() + limit_s
+        begun = -1
+        while begun != self._front.begun and time.monotonic() < deadline:
+            begun = self._front.begun
+            time.sleep(QUIET_S)
 
     def drain(self, grace_s: float) -> Any:
         """Take no more calls, and cancel what is left after ``grace_s``. Returns an event that is set at the end."""

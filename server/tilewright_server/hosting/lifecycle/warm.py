@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 
+from tilewright_kit.types.errors import NotFoundError, TilewrightError
+from tilewright_server.endpoints.readiness import Readiness
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.planning.warm_start import bundle_problems, journal_problems, warm_start
 from tilewright_server.protocol.signatures import read_trusted
 from tilewright_server.settings import Settings
 
-__all__ = ["make_ready"]
+__all__ = ["make_ready", "open_default"]
 
 log = logging.getLogger("tilewright")
+
+RETRY_DEVICE_S = 10.0
+"""Time until a default device that could not be opened is tried again."""
 
 
 def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -> None:
@@ -30,3 +36,28 @@ def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -
     workers = settings.build_workers or len(os.sched_getaffinity(0))
     ready, missed = warm_start(engine.plan, engine.devices.infos(), problems, workers, wanted)
     log.info("warm start: %d plans ready, %d not, %.1f s", ready, missed, time.monotonic() - begun)
+
+
+def open_default(engine: Engine, readiness: Readiness, ending: threading.Event) -> None:
+    """Open the default device, so that the first request does not wait for it; ready from then on."""
+    said = ""
+    while not ending.is_set():
+        try:
+            engine.devices.get(engine.devices.default)
+        except NotFoundError as error:  # there is none: what needs no device still works
+            log.warning("the default device is not ready: %s", error)
+            break
+        except TilewrightError as error:
+            reason = f"the default device is not ready: {error}"
+            if reason != said and not ending.is_set():
+                log.warning("%s", reason)
+        except Exception as error:
+            reason = f"the default device is not ready: {type(error).__name__}"
+            if reason != said:
+                log.exception("the default device is not ready")
+        else:
+            break
+        said = reason
+        readiness.set(reason)
+        ending.wait(RETRY_DEVICE_S)
+    readiness.set("")

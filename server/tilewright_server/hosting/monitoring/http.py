@@ -13,6 +13,7 @@ from io import BufferedIOBase, BufferedReader
 from typing import Any, cast
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError
+from tilewright_server.protocol.inherited import SOCKET, Inherited
 
 __all__ = ["HttpListener", "Page", "http_address"]
 
@@ -55,7 +56,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], pages: Mapping[str, Callable[[], Page]]) -> None:
+    def __init__(
+        self, address: tuple[str, int], pages: Mapping[str, Callable[[], Page]], given: socket.socket | None
+    ) -> None:
+        self._given = given
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
         self._lock = threading.Lock()
@@ -65,8 +69,13 @@ class _Server(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         """Without the look-up of the host's name that the base class makes."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
+        if self._given is not None:
+            self.socket.close()
+            self.socket = self._given
+        else:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind(self.server_address)
+        self.socket.setblocking(False)  # a successor may take a connection that both hear of
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -183,13 +192,16 @@ class _Handler(BaseHTTPRequestHandler):
 class HttpListener:
     """Listens from its making on and answers from ``start`` on."""
 
-    def __init__(self, text: str, pages: Mapping[str, Callable[[], Page]]) -> None:
-        """``text`` is the setting ``http_listen``; ``pages`` are by path.
+    def __init__(self, text: str, pages: Mapping[str, Callable[[], Page]], inherited: Inherited | None = None) -> None:
+        """``text`` is the setting ``http_listen``; ``pages`` are by path. A socket of ``inherited`` that
+        listens there is taken over.
 
         Raises ``InvalidArgumentError``, ``UnavailableError`` if the address cannot be had.
         """
         try:
-            self._server = _Server(http_address(text), pages)
+            host, port = http_address(text)
+            given = inherited.tcp(host, port) if inherited is not None else None
+            self._server = _Server((host, port), pages, given)
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen for HTTP: {error.strerror or error}",
@@ -207,6 +219,10 @@ class HttpListener:
 
     def start(self) -> None:
         self._thread.start()
+
+    def shared(self) -> list[tuple[int, str]]:
+        """Descriptors for a successor, with their names."""
+        return [(self._server.fileno(), SOCKET)]
 
     def close(self) -> None:
         """Idempotent."""

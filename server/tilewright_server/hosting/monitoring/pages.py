@@ -10,6 +10,7 @@ from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.endpoints.rpc.server import RpcServer
 from tilewright_server.hosting.monitoring.http import HttpListener, Page
 from tilewright_server.hosting.monitoring.metrics import Metrics
+from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.service import Service
 
 __all__ = ["http_listener"]
@@ -22,6 +23,7 @@ def http_listener(
     readiness: Readiness,
     silent: Callable[[], bool],
     listeners: Callable[[], Iterable[Listener]],
+    inherited: Inherited,
 ) -> HttpListener:
     """The listener of ``address``; ``silent`` says that gRPC does not answer, ``listeners`` are its own.
 
@@ -44,4 +46,4 @@ def http_listener(
         reason = readiness.reason
         return Page(503, f"{reason}\n".encode()) if reason else Page(200, b"ok\n")
 
-    return HttpListener(address, {"/metrics": counted, "/healthz": alive, "/readyz": ready})
+    return HttpListener(address, {"/metrics": counted, "/healthz": alive, "/readyz": ready}, inherited)

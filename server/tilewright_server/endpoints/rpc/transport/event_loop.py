@@ -56,9 +56,12 @@ class Front:
     def __init__(self, quotas: Quotas, traffic: Traffic) -> None:
         self._quotas = quotas
         self._traffic = traffic
+        self.begun = 0
+        """Calls that have begun."""
 
     def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Entry, *rest: Any) -> _End:  # noqa: ARG002 - gRPC's signature
         """Begin a call. Runs in the event thread, and raises nothing."""
+        self.begun += 1
         call = WireCall(event, state, self._quotas, self._traffic)
         try:
             call.method, call.lasting = entry.method, entry.lasting
