@@ -234,14 +234,17 @@ class Application:
         from tilewright_server.hosting.monitoring.pages import http_listener
 
         listener = http_listener(
-            address, self.service, self.rpc, self.readiness, self._is_silent, self._all_listeners, self.inherited
+            address,
+            self.service,
+            self.rpc,
+            self.readiness,
+            lambda: self._watchdog is not None and self._watchdog.silent,
+            self._all_listeners,
+            self.inherited,
         )
         self._parts.callback(listener.close)
         log.info("metrics and probes over HTTP at %s", listener.address)
         return listener
-
-    def _is_silent(self) -> bool:
-        return self._watchdog is not None and self._watchdog.silent
 
     def load_plugins(self) -> PluginManager:
         """The plugins that the settings allow; those that fail are logged, reported and left out."""

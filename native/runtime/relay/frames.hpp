@@ -33,6 +33,15 @@ enum Kind : uint8_t { kData = 0, kHeaders = 1, kReset = 3, kWindow = 8, kContinu
 constexpr uint8_t kEndHeaders = 4;
 constexpr uint32_t kPreface = 24, kHeader = 9;  // bytes before the first frame, and of a frame before its payload
 
+// SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM.
+constexpr char kRefusal[] =
+    "\0\0\0\4\0\0\0\0\0" "\0\0\x2f\7\0\0\0\0\0" "\0\0\0\0" "\0\0\0\x0b" "this process opens too many connections";
+static_assert(sizeof kRefusal - 1 == 9 + 9 + 0x2f, "the length that the frame says");
+
+// GOAWAY without an error, after which no stream is refused.
+constexpr char kParting[] = "\0\0\x08\7\0\0\0\0\0" "\x7f\xff\xff\xff" "\0\0\0\0";
+static_assert(sizeof kParting - 1 == 9 + 8, "the length that the frame says");
+
 struct Rates {
   tw_relay_rate control, resets, frames;
 };

@@ -26,14 +26,6 @@ constexpr int kUrgent = -10;   // nice value of the thread, where the system let
 constexpr int kPauseMs = 10;   // a connection that sends too much waits for at least that long
 constexpr uint64_t kPause = 1000000ull * kPauseMs;
 constexpr uint64_t kDrain = 5000000000ull;  // for a client to read what a server said last
-// SETTINGS, and GOAWAY with ENHANCE_YOUR_CALM.
-constexpr char kRefusal[] =
-    "\0\0\0\4\0\0\0\0\0" "\0\0\x2f\7\0\0\0\0\0" "\0\0\0\0" "\0\0\0\x0b" "this process opens too many connections";
-static_assert(sizeof kRefusal - 1 == 9 + 9 + 0x2f, "the length that the frame says");
-
-// GOAWAY without an error, after which no stream is refused.
-constexpr char kParting[] = "\0\0\x08\7\0\0\0\0\0" "\x7f\xff\xff\xff" "\0\0\0\0";
-static_assert(sizeof kParting - 1 == 9 + 8, "the length that the frame says");
 
 uint64_t now() {
   timespec time;
