@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError
 from tilewright_server import __version__
 from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.settings import Settings
@@ -404,13 +404,7 @@ class Application:
 
     def _shared(self) -> list[tuple[int, str]]:
         """Descriptors for a successor. Raises ``UnsupportedError`` if there is a listener that cannot go over."""
-        if self._mps.own:
-            raise UnsupportedError(
-                "this server's own MPS daemon ends with it, under the successor's feet",
-                field="mps",
-                rule="succession",
-                fix="run the daemon apart from the server, or stop this server and start the next",
-            )
+        self._mps.check_succession()
         parts = [*self._all_listeners(), self.local, self.http]
         return [item for part in parts if part is not None for item in part.shared()]
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tilewright_kit.types.errors import UnavailableError
+from tilewright_kit.types.errors import UnavailableError, UnsupportedError
 from tilewright_server.devices.cuda.mps.daemon import CONTROL, COST, INSTALL, find_daemon
 from tilewright_server.devices.cuda.settings import set_mps_folder
 from tilewright_server.protocol.subprocess_command import run_module
@@ -38,10 +38,15 @@ class Mps:
         self._guard: subprocess.Popen[bytes] | None = None
         self._before: str | None = None
 
-    @property
-    def own(self) -> bool:
-        """The daemon is this server's, and ends with it."""
-        return self._guard is not None
+    def check_succession(self) -> None:
+        """Raise ``UnsupportedError`` if the daemon is this server's: it would end with it, under a successor's feet."""
+        if self._guard is not None:
+            raise UnsupportedError(
+                "this server's own MPS daemon ends with it",
+                field="mps",
+                rule="succession",
+                fix="run the daemon apart from the server, or stop this server and start the next",
+            )
 
     def start(self, has_gpu: bool) -> None:
         """Let processes of devices use a daemon. ``has_gpu``: there is one of NVIDIA's. Raises ``UnavailableError`` if
