@@ -36,12 +36,12 @@ marks = [
 ]
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, *flags: str) -> Path:
     """The libraries, under the names that hip-python and others look for. Returns ``folder``."""
     for name, soname in (("amdhip64", "libamdhip64.so.7"), ("hiprtc", "libhiprtc.so.7")):
         source = HERE / "hip_simulated" / f"lib{name}.c"
-        flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{soname}"]
-        subprocess.run(["cc", *flags, "-o", str(folder / soname), str(source), "-lpthread", "-lrt"], check=True)
+        usual = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{soname}"]
+        subprocess.run(["cc", *usual, *flags, "-o", str(folder / soname), str(source), "-lpthread", "-lrt"], check=True)
         (folder / f"lib{name}.so").symlink_to(soname)
     return folder
 

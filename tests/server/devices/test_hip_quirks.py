@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hip_service import Gpu, OnGpu, check, operands, serving
-from simulated_hip import TAG, environment, library, marks  # noqa: F401
+from simulated_hip import TAG, build, environment, library, marks  # noqa: F401
 
 import tilewright as tw
 from tilewright.gpu import hip
@@ -62,6 +62,25 @@ def test_the_probe_finds_signals_that_keep_no_order(library: Path, quirk: str, p
     argv = [sys.executable, "-m", "tilewright_server.devices.hip.signal_probe", "0"]
     done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=100)
     assert json.loads(done.stdout)["problem"] == problem
+
+
+TRIED = """
+import os
+from tilewright.gpu import hip
+from tilewright.gpu.signals import signal_problem
+hip.LIBRARIES = (os.environ["TW_SIMULATED_HIP"],)
+driver = hip.driver()
+print(signal_problem(driver, 0))
+"""
+
+
+@pytest.mark.extended
+def test_runtimes_without_the_functions_of_signals_are_told_by_name(tmp_path: Path) -> None:
+    folder = build(tmp_path, "-DWITHOUT_VALUES")
+    env = {**os.environ, **environment(folder, emulator=False)}
+    for argv in (["-m", "tilewright_server.devices.hip.signal_probe", "0"], ["-c", TRIED]):
+        done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, env=env, timeout=100)
+        assert "hipStreamW" in done.stdout, (argv, done.stdout, done.stderr)
 
 
 OLDER = "wait_blocks,query_done,open_creates,current,pool_first,drains"
