@@ -72,6 +72,7 @@ class FakePrepared:
     notes: tuple[str, ...] = ()
     workspace_bytes: int = 0
     is_fallback: bool = False
+    partial: frozenset[str] = frozenset()
     nbytes: int = 1000
     plan: Any = field(default_factory=lambda: SimpleNamespace(flops=0, to_dict=dict, operation="copy"))
     problem: Any = None
