@@ -5,19 +5,20 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?= --minutes 10
+PLANTED_ARGS ?=
 
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak gates test-gpu lint format proto bench wheel clean
+.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak planted gates test-gpu lint format proto bench wheel clean
 .DEFAULT_GOAL := help
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-16s %s\n", $$1, $$2 }'
 	@echo
-	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS"
+	@echo "  Variables: PYTHON ($(PYTHON)), VENV ($(VENV)), WORKERS ($(WORKERS)), PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS, PLANTED_ARGS"
 
 $(DEMO_READY): pyproject.toml scripts/bootstrap.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras server,demo
@@ -52,6 +53,9 @@ test-exhaustive: $(DEV_READY) ## All of the sets of which `make test-all` has a 
 soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server for ten minutes; 100,000 mutated bundles; SOAK_ARGS="--minutes 60"
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 	@$(BIN)/python -m pytest -n 0 -m exhaustive tests/native/test_fuzz_bundles.py
+
+planted: $(DEV_READY) ## Plant bugs in a copy of the tree, one after the other: tests that must find them do; PLANTED_ARGS="AMD"
+	@$(BIN)/python -m tests.planted $(PLANTED_ARGS)
 
 gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes
 	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha tests/moe

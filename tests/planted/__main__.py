@@ -31,6 +31,8 @@ LIMIT_S = 900.0
 """After which tests that hang with a bug have found it."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. Others are errors of the command itself, or (below zero) a crash."""
+LINES = 20
+"""Of pytest's output that are shown where a run did not end as it has to."""
 LEFT_OUT = frozenset({".git", ".venv", "build", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"})
 """In the tree's own folder."""
 
@@ -49,7 +51,7 @@ class Tree:
         paths.write_text(f"{own.rstrip()}\n{packages}\n")
 
     def run(self, tests: str) -> tuple[int, str]:
-        """pytest's exit code and its closing line."""
+        """pytest's exit code and its last lines."""
         command = [str(self._root / ".venv" / "bin" / "python"), "-m", "pytest", "-q", "-x", "-n", "0"]
         options = ["-p", "no:cacheprovider", "-m", "not exhaustive", *shlex.split(tests)]
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHON"))}
@@ -62,7 +64,7 @@ class Tree:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, 9)
                 return FAILED, f"took longer than {LIMIT_S:g} s"
-        return process.returncode, (out.strip().splitlines() or [""])[-1]
+        return process.returncode, "\n".join(out.strip().splitlines()[-LINES:])
 
     def with_bug(self, bug: Bug) -> tuple[int, str]:
         """``run`` of a bug's tests with the bug; the tree is as before afterwards."""
@@ -115,14 +117,14 @@ def check(bugs: Sequence[Bug], trees: Sequence[Tree]) -> int:
         ):
             if code != PASSED:
                 wrong += 1
-                sys.stdout.write(f"without a bug: {tests}: {line}\n")
+                sys.stdout.write(f"without a bug: {tests}\n{line}\n")
         sys.stdout.write("| bug | tests | result |\n|---|---|---|\n")
         for bug, (code, line) in zip(bugs, pool.map(planted, bugs), strict=True):
             found = verdict(code)
             wrong += not found.startswith("caught")
             sys.stdout.write(f"| {bug.kind} | `{bug.tests}` | {found} |\n")
             if not found.startswith("caught"):
-                sys.stdout.write(f"  {line}\n")
+                sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     return wrong
 

@@ -21,11 +21,11 @@ KERNEL_BUGS = [
         "tests/native/test_gemm.py -k epilogues",
     ),
     Bug(
-        "CPU: the last lanes of a row read on behind it",
+        "CPU: the last lanes of an operand are read from behind it",
         f"{CPU}/blocks/epilogue.hpp",
-        "if (count >= kLanes) return load_as<V>(from);",
-        "if (count >= 1) return load_as<V>(from);",
-        "tests/native/test_gemm.py -k split_k",
+        "return load_f32_partial<E>(from, count);",
+        "return load_f32_partial<E>(from, kLanes);",
+        "tests/native/test_gemm.py -k epilogues",
     ),
     Bug(
         "CPU: slices of split-K are added from other rows",
@@ -57,10 +57,10 @@ KERNEL_BUGS = [
     ),
     # GPUs, on the CPU
     Bug(
-        "GPU: chunks of shared memory are swizzled by the wrong key",
+        "GPU: swizzled chunks of shared memory share a place",
         f"{GPU}/blocks/layout.hpp",
         "(chunk ^ key(of))",
-        "(chunk ^ key(of + 1))",
+        "(chunk | key(of))",
         "tests/native/test_gpu_layouts.py",
     ),
     Bug(
@@ -156,10 +156,10 @@ KERNEL_BUGS = [
         AMD_LOOPS,
     ),
     Bug(
-        "AMD, swizzles: bits of a place are folded once too few",
+        "AMD, swizzles: chunks of other lines are in the same banks",
         f"{AMD}/layout.hpp",
         "return (uint32_t)(((line * chunks + chunk) ^ key(line)) * 16);",
-        "return (uint32_t)(((line * chunks + chunk) ^ key(line + 1)) * 16);",
+        "return (uint32_t)(((line * chunks + chunk) ^ key(line / 2)) * 16);",
         f"tests/native/test_gpu_layouts.py tests/native/test_amd_fragments.py {AMD_LOOPS}",
     ),
 ]
