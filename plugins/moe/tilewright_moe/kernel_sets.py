@@ -38,6 +38,10 @@ def _specialised(arch: ArchSpec) -> bool:
     return PIPELINE in arch.pipelines
 
 
+def _narrow_waves(arch: ArchSpec) -> bool:
+    return arch.kind == "hip" and arch.wave_size == 32
+
+
 def _portable(arch: ArchSpec) -> bool:
     return "compv4" in arch.pipelines and arch.kind == "cuda"
 
@@ -54,7 +58,8 @@ def _declarations() -> Iterator[Declaration[MoeConfig]]:
                 dtype_a=dtypes,
                 layout=_LAYOUTS,
                 tile=(m, n, k * (2 if m * n <= 64 * 64 else 1)),
-                wave=(*wave, 1),
+                # Fragments of fp32 and of widened 8-bit floats leave less room for accumulators.
+                wave=(2, 4, 1) if m * n > 64 * 64 and dtypes is not _HALVES else (*wave, 1),
                 warp_tile=warp,
                 persistent=True,
                 stages=4,
@@ -68,6 +73,8 @@ def _declarations() -> Iterator[Declaration[MoeConfig]]:
         yield declare(
             MoeConfig, dtype_a=dtypes, layout="rcr", tile=(128, 128, k), wave=(2, 2, 1), warp_tile=ANY, persistent=True
         ).for_kinds("hip")
+    narrow: dict[str, Any] = {"pipeline": "compv3", "tile": (128, 128, 32), "wave": (2, 4, 1), "warp_tile": ANY}
+    yield declare(MoeConfig, dtype_a=_HALVES, layout="rcr", persistent=True, **narrow).where(_narrow_waves)
 
 
 KERNEL_SETS = {

@@ -1,0 +1,77 @@
+"""Products of experts on the GPU, on tensors of another process: any counts, in a CUDA graph too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tilewright
+
+COUNTS = [
+    (0, 1, 63, 64, 65, 129, 300, 78),
+    (700, 0, 0, 0, 0, 0, 0, 0),
+    (0, 0, 0, 0, 0, 0, 0, 0),
+    (1, 2, 3, 4, 5, 6, 7, 8),
+]
+WRONG = [((-5, 100, 800, 3, 0, 9, 1, 1), 5), ((2**31 - 1, 1, 0, 0, 0, 0, 0, 0), 4)]
+"""Counts, and the bits of what is wrong with them."""
+
+
+def operands(torch: Any, dtype: Any, *x: int, n: int = 328) -> tuple[Any, Any, Any]:
+    w = torch.randn(8, n, x[-1], device="cuda").to(dtype)
+    counts = torch.zeros(8, dtype=torch.int32, device="cuda")
+    return (torch.randn(*x, device="cuda") / x[-1] ** 0.5).to(dtype), w, counts
+
+
+def check(torch: Any, x: Any, w: Any, counts: tuple[int, ...], out: Any) -> None:
+    """Rows of experts are right, and all others NaN, as they were."""
+    torch.cuda.synchronize()
+    first, own = 0, torch.zeros(out.shape[:-1], dtype=torch.bool, device="cuda")
+    for expert, count in enumerate(counts):
+        rows = min(max(count, 0), x.shape[-2] - (first if x.dim() == 2 else 0))
+        place: Any = slice(first, first + rows) if x.dim() == 2 else (expert, slice(0, rows))
+        want = x[place].double() @ w[expert].double().T
+        if rows:
+            error = (out[place].double() - want).norm() / want.norm()
+            assert float(error) < 4e-3, (counts, expert)
+        own[place] = True
+        first += rows
+    assert bool(torch.isnan(out[~own]).all()), counts
+
+
+@pytest.mark.parametrize("shape", [(700, 264), (8, 700, 264), (700, 259)], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_every_count_is_right(torch: Any, client: tilewright.Client, shape: tuple[int, ...], dtype: str) -> None:
+    x, w, counts = operands(torch, getattr(torch, dtype), *shape)
+    for given in COUNTS:
+        out = torch.full((*shape[:-1], 328), float("nan"), device="cuda", dtype=torch.bfloat16)
+        counts.copy_(torch.tensor(given, dtype=torch.int32))
+        assert client.moe_gemm(x, w, counts, out=out) is out
+        check(torch, x, w, given, out)
+
+
+def test_wrong_counts_are_cut_and_told(torch: Any, client: tilewright.Client) -> None:
+    x, w, counts = operands(torch, torch.bfloat16, 700, 512)
+    for given, bits in WRONG:
+        out = torch.full((700, 328), float("nan"), device="cuda", dtype=torch.bfloat16)
+        counts.copy_(torch.tensor(given, dtype=torch.int32))
+        _, status = client.moe_gemm(x, w, counts, out=out, return_status=True)
+        check(torch, x, w, given, out)
+        assert status.tolist()[0] == bits
+
+
+def test_a_graph_is_replayed_with_other_counts(torch: Any, client: tilewright.Client) -> None:
+    x, w, counts = operands(torch, torch.bfloat16, 700, 512)
+    out = torch.empty(700, 328, device="cuda", dtype=torch.bfloat16)
+    plan = client.plan_moe_gemm(x, w, counts, out=out)
+    plan(x, w, counts, out=out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        plan(x, w, counts, out=out)
+    for given in COUNTS:
+        counts.copy_(torch.tensor(given, dtype=torch.int32))
+        out.fill_(float("nan"))
+        graph.replay()
+        check(torch, x, w, given, out)
