@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tilewright_arch
-from tilewright_kit.conformance.check_plugin import check_plugin, device_of
+from tilewright_kit.conformance.check_plugin import check_plugin, device_of, plan_findings
+from tilewright_kit.contract.arguments import Struct, TensorMap
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan, pack
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_moe.config import MoeConfig
+from tilewright_moe.plan import plan_moe
 from tilewright_moe.plugin import MoeGemm
-from tilewright_moe.problem import check_values
+from tilewright_moe.problem import MoeProblem, check_values
 
 MOE = MoeGemm()
 of = TensorDesc.of
@@ -146,4 +150,29 @@ def test_a_table_of_experts_has_room_beside_the_stages() -> None:
             assert stage.geometry.shared_bytes <= device.arch.lds_bytes
     many = {"x": of("bf16", (2000, 64)), "w": of("bf16", (1025, 64, 64)), "counts": of("int32", (1025,))}
     found = MOE.candidates(MOE.parse(OperationRequest("moe_gemm", many)), device)
-    assert found and all(item.pipeline != "ws" for item in found)
+    assert all(item.pipeline != "ws" for item in found) and any(item.tile[0] == 16 for item in found)
+
+
+class Overrunning(MoeGemm):
+    """Plans whose map of the result goes on behind it."""
+
+    def plan(self, problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> ExecutionPlan:  # type: ignore[override]
+        made = plan_moe(problem, config, device)
+        (stage,) = made.stages
+        fields = [
+            replace(field, sizes=(*field.sizes[:2], field.sizes[2] + 1))
+            if isinstance(field, TensorMap) and field.operand == "out"
+            else field
+            for field in stage.args.fields
+        ]
+        return replace(made, stages=(replace(stage, args=Struct(tuple(fields))),))
+
+
+def test_a_map_that_goes_on_behind_the_result_is_found() -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    given = {"x": of("bf16", (512, 512)), "w": of("bf16", (16, 256, 512)), "counts": of("int32", (16,))}
+    problem = MOE.parse(OperationRequest("moe_gemm", given))
+    config = next(item for item in MOE.candidates(problem, device) if item.pipeline == "ws")
+    assert list(plan_findings(MOE, problem, config, device)) == []
+    found = list(plan_findings(Overrunning(), problem, config, device))
+    assert len(found) == 1 and "'out'" in found[0] and "outside" in found[0]

@@ -63,7 +63,7 @@ def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
         yield from _tall_shapes(problem, device)
         kinds.append(replace(_uneven(problem, 2), split_k=1))
         # Where the copy engine reaches the operands GEMM proposes few of the kernels that need none.
-        kinds += [replace(kind, alignment=1) for kind in kinds]
+        kinds += [replace(kind, alignment=max(item.desc.dtype.bytes for item in kind.tensors)) for kind in kinds]
     for kind in kinds:
         yield from _of(kind, device)
 
