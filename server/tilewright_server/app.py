@@ -141,6 +141,7 @@ class Application:
         opened = greeting(self.engine, settings)
         opened.mps_pipe_directory = mps.folder
         self.rpc = RpcServer(self.service, settings, opened, self.gate)
+        self.rpc.trace(settings.trace_endpoint, settings.trace_ratio)
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:

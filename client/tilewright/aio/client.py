@@ -41,6 +41,7 @@ from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import awaiting, awaiting_as
 from tilewright.transport.rpc import Flow, Rpc, Wait, Work
+from tilewright.transport.tracing import CallSpan, call_span
 from tilewright.types.arguments import Placement, Priority
 from tilewright.types.report import Report
 
@@ -232,6 +233,9 @@ class Client:
             return await asyncio.to_thread(call_local, connection.session, step)
         try:
             if not method.streams:
+                span = call_span(method.path)
+                if span is not None:
+                    return await self._traced(connection, step, span)
                 return method.parse(await connection.unary(method.path)(serialised(step.request), timeout=step.timeout))
             messages = []
             stream = connection.channel.unary_stream(method.path)(serialised(step.request), timeout=step.timeout)
@@ -247,6 +251,17 @@ class Client:
             raise call_failed(self._subject, connection.session, error, method) from None
         except grpc.aio.UsageError as error:
             raise channel_closed(self._subject, connection.session, error) from None
+
+    @staticmethod
+    async def _traced(connection: Connection, step: Rpc, span: CallSpan) -> Any:
+        try:
+            ask = connection.unary(step.method.path)
+            reply = await ask(serialised(step.request), timeout=step.timeout, metadata=span.metadata)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return step.method.parse(reply)
 
 
 class Kernels:

@@ -47,6 +47,7 @@ from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import blocking, blocking_as
 from tilewright.transport.rpc import Flow, Rpc, Wait, Work
+from tilewright.transport.tracing import CallSpan, call_span
 from tilewright.types.arguments import Placement, Priority
 from tilewright.types.report import Report
 
@@ -245,6 +246,9 @@ class Client:
             return call_local(connection.session, call)
         try:
             if not method.streams:
+                span = call_span(method.path)
+                if span is not None:
+                    return self._traced(connection, call, span)
                 return method.parse(connection.unary(method.path)(serialised(call.request), timeout=call.timeout))
             messages = []
             stream = connection.channel.unary_stream(method.path)(serialised(call.request), timeout=call.timeout)
@@ -260,6 +264,17 @@ class Client:
             raise call_failed(self._subject, connection.session, error, method) from None
         except ValueError as error:
             raise channel_closed(self._subject, connection.session, error) from None
+
+    @staticmethod
+    def _traced(connection: Connection, call: Rpc, span: CallSpan) -> Any:
+        try:
+            ask = connection.unary(call.method.path)
+            reply = ask(serialised(call.request), timeout=call.timeout, metadata=span.metadata)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return call.method.parse(reply)
 
     def _post(self, connection: Connection, call: Rpc) -> None:
         """Send a call whose reply does not matter."""

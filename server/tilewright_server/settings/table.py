@@ -368,6 +368,12 @@ class Settings:
     slow_call_s: float = _setting(
         5.0, "seconds", kinds.seconds(0, 86400), "Time above which the log has a line on a call. 0: never."
     )
+    trace_endpoint: str = _setting(
+        "", "url", kinds.text, "OTLP receiver of traces over gRPC, `http://HOST:4317` (extra `otel`). Empty: no traces."
+    )
+    trace_ratio: float = _setting(
+        0.01, "number", kinds.number(0, 1), "Part of the calls that is traced, of those whose client traces nothing."
+    )
     kserve: bool = _setting(
         True, "flag", kinds.flag, "Serve the Open Inference Protocol (KServe version 2) with Triton's additions too."
     )

@@ -27,6 +27,7 @@ from tilewright_server.endpoints.rpc.transport.intake import Intake
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Reception, lane, parse_as, register
 from tilewright_server.endpoints.rpc.transport.streams import Streams
 from tilewright_server.endpoints.rpc.transport.threads import UNLIMITED, Starter, Threads
+from tilewright_server.endpoints.rpc.transport.tracing import open_tracer
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
 from tilewright_server.engine.call import Cancellation
 from tilewright_server.engine.client import Client
@@ -118,6 +119,10 @@ class RpcServer:
         if settings.reflection:
             _add_reflection(self.server, names, reception)
 
+    def trace(self, endpoint: str, ratio: float) -> None:
+        """Trace calls, if there is an ``endpoint``. Raises ``InvalidArgumentError`` if packages for it are missing."""
+        self.traffic.tracer = open_tracer(endpoint, ratio)
+
     def serve(self, servicer: object, descriptor: ServiceDescriptor, *, apart: bool) -> grpc.Server:
         """Serve one more service, whose requests may be as large as messages may be; if it is to be ``apart``, by a
         server of its own. Returns its server, for its listeners. To be called before ``start``, and once."""
@@ -175,6 +180,8 @@ class RpcServer:
 
     def close(self) -> None:
         """Wait for the threads; the server has stopped."""
+        if self.traffic.tracer is not None:
+            self.traffic.tracer.close()
         self._starter.close()
         for threads in self._threads:
             threads.close()

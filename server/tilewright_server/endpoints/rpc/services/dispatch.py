@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
@@ -14,6 +14,7 @@ from tilewright_server.endpoints.messages import tensors as convert
 from tilewright_server.endpoints.messages.operations import description
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, call_of, lane, parse_as, raw
+from tilewright_server.endpoints.rpc.transport.tracing import Parts
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Outcome
@@ -51,6 +52,8 @@ class DispatchServicer:
             convert.selection(request.selection),
             call,
         )
+        if context.traced:
+            context.parts = _parts(call, [result.outcome])
         return pb.RunReply(
             outputs=[convert.output(item) for item in result.outputs], report=convert.report(result, call)
         )
@@ -64,6 +67,8 @@ class DispatchServicer:
             call,
             convert.locations(request),
         )
+        if context.traced:
+            context.parts = _parts(call, ())
         prepared = target.prepared
         reply = pb.PlanReply(
             plan=plan_id,
@@ -130,7 +135,10 @@ class DispatchServicer:
         for attempt in range(RESOLVE_ATTEMPTS):
             batch = self._batch(data)
             try:
-                return _reply(self._service.execute(batch, call))
+                results = self._service.execute(batch, call)
+                if context.traced:
+                    context.parts = _parts(call, results)
+                return _reply(results)
             except NotFoundError:
                 # An object ended after it was looked up: look again, which finds out which executions that concerns.
                 if attempt == RESOLVE_ATTEMPTS - 1:
@@ -204,6 +212,18 @@ def bind(service: Service, session: Session, request: pb.BindRequest, owner: obj
     bound = service.bind(session, execution, timeout_s, owner)
     attach = bound.prepared.program is not None and service.attachments.connected(bound.device_id) is not None
     return pb.BindReply(binding=bound.id, device=bound.device_id, attach=attach)
+
+
+def _parts(call: Call, results: Iterable[object]) -> Parts:
+    """Parts of a call's time: of all executions together."""
+    outcomes = [item.outcome if isinstance(item, Finished) else item for item in results]
+    done = [item for item in outcomes if isinstance(item, Outcome)]
+    return (
+        ("plan", call.plan_ns),
+        ("build", call.build_ns),
+        ("queue", max((item.queue_ns for item in done), default=0)),
+        ("device", sum(item.device_ns for item in done)),
+    )
 
 
 def _reply(results: Sequence[Result]) -> bytes:

@@ -23,6 +23,7 @@ from grpc._cython import cygrpc
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnsupportedError
 from tilewright_server.endpoints.rpc.transport.status import set_status
+from tilewright_server.endpoints.rpc.transport.tracing import Parts
 from tilewright_server.endpoints.rpc.transport.traffic import REQUEST_ID, Refusal, Traffic
 from tilewright_server.engine.client import ANONYMOUS, Client
 from tilewright_server.session.quotas import Quotas, Resource
@@ -86,6 +87,7 @@ class WireCall:
         "client",
         "lasting",
         "method",
+        "parts",
     )
 
     def __init__(self, event: Any, state: Any, quotas: Quotas, traffic: Traffic) -> None:
@@ -97,6 +99,8 @@ class WireCall:
         self.began_ns = time.perf_counter_ns()
         """Beginning of the call, or of the present request of a stream."""
         self.method = ""
+        self.parts: Parts = ()
+        """Parts of its time that were measured, for its trace."""
         self.lasting = False
         """It lasts as long as its client wants, so its time says nothing."""
         self._state = state
@@ -114,6 +118,11 @@ class WireCall:
     def peer(self) -> str:
         """Address of the other end, as gRPC writes it."""
         return str(self._context.peer())
+
+    @property
+    def traced(self) -> bool:
+        """Its parts may be asked for."""
+        return self._traffic.tracer is not None
 
     @property
     def is_local(self) -> bool:
@@ -213,7 +222,11 @@ class WireCall:
         self._call.cancel()
 
     def _count(self, ns: int | None) -> None:
-        self._traffic.ended(self.method, ns, self.client, self._refusal, self._named)
+        traffic = self._traffic
+        traffic.ended(self.method, ns, self.client, self._refusal, self._named)
+        if traffic.tracer is not None and ns is not None:
+            error = None if self._refusal is None else (self._refusal.code, self._refusal.reason)
+            traffic.tracer.ended(self.method, ns, self.client, self.metadata(), self.parts, error)
 
     def _named(self) -> str:
         return next((str(value) for key, value in self.metadata() if key == REQUEST_ID), "")

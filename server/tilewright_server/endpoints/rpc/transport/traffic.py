@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.endpoints.rpc.access.roles import is_audited
 from tilewright_server.endpoints.rpc.transport.status import status_of
+from tilewright_server.endpoints.rpc.transport.tracing import Tracer
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.histogram import Histogram
 
@@ -48,6 +49,7 @@ class Traffic:
     def __init__(self, slow_s: float = 0) -> None:
         """Calls that take longer than ``slow_s`` seconds are logged; 0: none is."""
         self.slow_s = slow_s
+        self.tracer: Tracer | None = None
         self._calls: dict[tuple[str, str], int] = {}
         self._times: dict[str, Histogram] = {}
         self._lock = threading.Lock()

@@ -1,0 +1,169 @@
+"""Traces of calls: one trace from a client's own span to the parts of the server's time, and nothing when it is off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from rpc_harness import REAL, ServerProcess, eventually
+
+import tilewright as tw
+from tilewright.transport.tracing import call_span
+from tilewright_server.endpoints.rpc.transport.tracing import Tracer
+from tilewright_server.engine.client import ANONYMOUS
+
+pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
+receiver = pytest.importorskip(
+    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="opentelemetry-exporter-otlp is not installed"
+)
+
+from opentelemetry import trace  # noqa: E402
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+
+EXPORT = "Export"
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARTS = (("plan", 1000), ("build", 0), ("queue", 2000), ("device", 3000))
+
+
+class Receiver:
+    """Takes spans by OTLP, as a collector does."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self._server = grpc.server(futures.ThreadPoolExecutor(1))
+        handler = grpc.unary_unary_rpc_method_handler(self._export)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {EXPORT: handler}),))
+        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def _export(self, data: bytes, _: object) -> bytes:
+        for resource in receiver.ExportTraceServiceRequest.FromString(data).resource_spans:
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return b""
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def collector() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()
+
+
+class Memory:
+    """A provider that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    @property
+    def names(self) -> list[str]:
+        return [span.name for span in self.exporter.get_finished_spans()]
+
+
+def ended(tracer: Tracer, parent: str | bytes | None, error: tuple[str, str] | None = None) -> None:
+    metadata = () if parent is None else (("traceparent", parent),)
+    tracer.ended("tilewright.v1.Dispatch/Run", 10_000, ANONYMOUS, metadata, PARTS, error)
+
+
+def test_a_trace_goes_from_the_program_through_the_client_to_the_parts_of_the_call(
+    tmp_path: Path, collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Memory()
+    monkeypatch.setattr(trace, "get_tracer", own.provider.get_tracer)
+    a = np.eye(16, dtype=np.float32)
+    with ServerProcess(tmp_path, REAL, trace_endpoint=collector.endpoint, trace_ratio=0) as server:
+        with tw.connect(server.addresses[0], launch="server") as client:
+            with own.provider.get_tracer("program").start_as_current_span("step") as step:
+                assert (client.gemm(a, a) == a).all()
+                assert (client.gemm(a, a) == a).all()
+            client.gemm(a, a)  # within no span: not traced
+        assert server.stop() == 0, server.log()
+    of_client = {span.get_span_context().span_id: span for span in own.exporter.get_finished_spans()}
+    calls = [span for span in of_client.values() if span.name.startswith("tilewright.v1.")]
+    assert len(calls) >= 2
+    assert all(span.parent.span_id == step.get_span_context().span_id for span in calls)
+    assert eventually(lambda: len([span for span in collector.spans if "/" in span.name]) >= len(calls))
+    served = {span.span_id: span for span in collector.spans if "/" in span.name}
+    assert len(served) == len(calls)
+    for span in served.values():
+        assert int.from_bytes(span.trace_id, "big") == step.get_span_context().trace_id
+        caller = of_client[int.from_bytes(span.parent_span_id, "big")]
+        assert caller.name == span.name
+        assert caller.start_time <= span.end_time_unix_nano and span.start_time_unix_nano < span.end_time_unix_nano
+    parts = [span for span in collector.spans if "/" not in span.name]
+    assert {"plan", "device"} <= {span.name for span in parts}
+    for span in parts:
+        whole = served[span.parent_span_id]
+        assert whole.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= whole.end_time_unix_nano
+
+
+def test_calls_of_a_client_that_does_not_record_are_not_recorded() -> None:
+    memory = Memory()
+    tracer = Tracer(memory.provider, 1.0)
+    ended(tracer, f"00-{TRACE}-{SPAN}-00")
+    assert memory.names == []
+    ended(tracer, f"00-{TRACE}-{SPAN}-01")
+    assert memory.names == ["plan", "queue", "device", "tilewright.v1.Dispatch/Run"]
+    assert {f"{span.get_span_context().trace_id:032x}" for span in memory.exporter.get_finished_spans()} == {TRACE}
+
+
+def test_the_ratio_decides_on_calls_without_a_trace() -> None:
+    memory = Memory()
+    never, always = Tracer(memory.provider, 0.0), Tracer(memory.provider, 1.0)
+    for _ in range(100):
+        ended(never, None)
+    assert memory.names == []
+    ended(always, None)
+    assert memory.names[-1] == "tilewright.v1.Dispatch/Run"
+    half = Tracer(memory.provider, 0.5)
+    memory.exporter.clear()
+    for _ in range(1000):
+        ended(half, None)
+    assert 350 < memory.names.count("tilewright.v1.Dispatch/Run") < 650
+
+
+@pytest.mark.parametrize("parent", ["", "x", "01", b"\xff\xfe", f"00-{TRACE}-0-01", "é" * 4000])
+def test_what_is_no_trace_context_harms_nothing(parent: str | bytes) -> None:
+    memory = Memory()
+    ended(Tracer(memory.provider, 0.0), parent)
+    assert memory.names == []
+    ended(Tracer(memory.provider, 1.0), parent)
+    assert memory.exporter.get_finished_spans()[-1].parent is None  # a trace of its own
+
+
+def test_a_refused_call_says_why() -> None:
+    memory = Memory()
+    ended(Tracer(memory.provider, 1.0), None, ("INVALID_ARGUMENT", "no such operation"))
+    span = memory.exporter.get_finished_spans()[-1]
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert span.status.description == "no such operation"
+    assert span.attributes["tilewright.code"] == "INVALID_ARGUMENT"
+
+
+def test_a_client_without_a_span_of_the_program_sends_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call_span("/a.B/C") is None
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    assert call_span("/a.B/C") is None
+
+
+def test_an_endpoint_without_the_packages_is_an_error_at_the_start(tmp_path: Path) -> None:
+    hidden = [sys.executable, "-c", f"import sys; sys.modules['opentelemetry.sdk.trace'] = None; {REAL[2]}"]
+    server = ServerProcess(tmp_path, hidden, trace_endpoint="http://127.0.0.1:1")
+    assert (server.ready, server.wait()) == ("", 1)
+    assert "pip install 'tilewright[otel]'" in server.log()
