@@ -11,6 +11,7 @@ from gemm_runner import Runner, draw
 
 import tilewright_arch
 from tilewright_arch import ArchSpec
+from tilewright_gemm.config.block_scales import block_word, scale_shapes
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
@@ -235,11 +236,15 @@ def run_configuration(runner: Runner, device: DeviceInfo, config: GemmConfig) ->
     if config.bias:
         inputs["bias"] = TensorDesc.of(config.bias, (n,))
     inputs |= {f"d[{index}]": TensorDesc.of(dtype, (m, n)) for index, dtype in enumerate(config.d)}
-    if config.scale_a is not ScaleA.NONE:
-        inputs["scale_a"] = TensorDesc.of("fp32", (m,) if config.scale_a is ScaleA.ROW else ())
-    if config.scale_b is not ScaleB.NONE:
-        inputs["scale_b"] = TensorDesc.of("fp32", (n,) if config.scale_b is ScaleB.COLUMN else ())
     attributes: dict[str, Any] = {"out_dtype": config.c, "unary": config.unary.value}
+    if config.block_scaled:
+        shapes = scale_shapes(config.scale_b, m, n, k)
+        inputs |= {f"scale_{side}": TensorDesc.of("fp32", shape) for side, shape in zip("ab", shapes, strict=True)}
+        attributes["scale_block"] = block_word(config.scale_a, config.scale_b).value
+    if config.scale_a in (ScaleA.ROW, ScaleA.TENSOR):
+        inputs["scale_a"] = TensorDesc.of("fp32", (m,) if config.scale_a is ScaleA.ROW else ())
+    if config.scale_b in (ScaleB.COLUMN, ScaleB.TENSOR):
+        inputs["scale_b"] = TensorDesc.of("fp32", (n,) if config.scale_b is ScaleB.COLUMN else ())
     if config.num_d_tensors:
         attributes["binary"] = config.binary.value
     if config.unary is Unary.CLAMP:

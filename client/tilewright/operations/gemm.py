@@ -32,16 +32,60 @@ Operand = Any
 """An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
 
 
-def attributes(*, split_k: int | None = None, tensors: Iterable[Any] = (), **words: Any) -> dict[str, Any]:
+Blocks = Any
+"""A name, or a pair of (rows, k) of A and (columns, k) of B: ``((1, 128), (128, 128))``."""
+
+
+def attributes(
+    *,
+    split_k: int | None = None,
+    scale_block: Blocks | None = None,
+    tensors: Iterable[Any] = (),
+    **words: Any,
+) -> dict[str, Any]:
     """The operation's attributes. Raises ``InvalidArgumentError`` for words that are none. ``tensors`` are the matrices
     of the product: kernels must know if some lie at odd addresses of a device.
     """
     found = elementwise(**words)
+    if scale_block is not None:
+        found["scale_block"] = _blocks(scale_block)
     if (least := alignment(tensors)) is not None:
         found["alignment"] = least
     if split_k is not None:
         found["split_k"] = split_k
     return found
+
+
+def _blocks(given: Blocks) -> str:
+    """The attribute's name of a pair of blocks. Which pairs there are is the server's business."""
+    if isinstance(given, str):
+        return given
+    try:
+        (rows, k), (columns, along) = given
+        return f"{int(rows)}x{int(k)}_{int(columns)}x{int(along)}"
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            "scale_block is no pair of blocks",
+            field="scale_block",
+            value=given,
+            rule="attribute_type",
+            fix="give (rows, k) of a and (columns, k) of b: ((1, 128), (128, 128)) or ((1, 128), (1, 128))",
+        ) from None
+
+
+_EXPONENTS = ("uint8", "float8_e8m0fnu")
+
+
+def _no_exponents(scale: Any, name: str) -> None:
+    """Raises ``InvalidArgumentError`` for exponents of 8 bits in the place of fp32."""
+    if str(getattr(scale, "dtype", "")).rpartition(".")[2] in _EXPONENTS:
+        raise InvalidArgumentError(
+            f"{name} has exponents of 8 bits (E8M0); kernels read factors of fp32",
+            field=name,
+            value=str(scale.dtype),
+            rule="block_scale_dtype",
+            fix="convert them, exactly: numpy.ldexp(numpy.float32(1), e.astype(int) - 127) of bytes e",
+        )
 
 
 def operands(
@@ -77,6 +121,7 @@ def _gemm(
     slope: float | None = None,
     scale_a: Operand | float | None = None,
     scale_b: Operand | float | None = None,
+    scale_block: Blocks | None = None,
     out_dtype: DTypeLike | None = None,
     out: Array | Spec | None = None,
     split_k: int | None = None,
@@ -94,10 +139,13 @@ def _gemm(
     tensors that broadcast to the result, brought in by ``binary`` ("add", the default, or "multiply"); ``activation``
     is one of ``ACTIVATIONS``; ``clamp=(low, high)``, either of which may be None, are the bounds of "clamp", and imply
     it if no activation is given; ``slope`` is the factor below zero of "leaky_relu" and "elu"; ``scale_a`` is a number
-    or one for each row, ``scale_b`` a number or one for each column. ``out_dtype`` is what the result is to be;
-    ``out`` is an array to write it into, in place if it is in shared memory or on a GPU. Without ``out`` the result
-    is a fresh array in shared memory; for operands on a GPU it is a fresh one there, of the library that made them
-    if that is PyTorch or CuPy, else a ``DeviceArray``. The other arguments, and the errors, are those of ``run``.
+    or one for each row, ``scale_b`` a number or one for each column. With ``scale_block=((1, 128), (128, 128))``
+    products of fp8 have one for each block: ``scale_a`` is ``[..., M, ceil(K / 128)]``, ``scale_b`` ``[...,
+    ceil(N / 128), ceil(K / 128)]``, or with ``((1, 128), (1, 128))`` ``[..., N, ceil(K / 128)]``. ``out_dtype`` is what
+    the result is to be; ``out`` is an array to write it into, in place if it is in shared memory or on a GPU. Without
+    ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a fresh one there, of the library
+    that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other arguments, and the errors, are those of
+    ``run``.
 
         >>> y = client.gemm(x, w.T, bias=b, activation="gelu")  # doctest: +SKIP
     """
@@ -107,6 +155,9 @@ def _gemm(
         out = _lifted(out, lone)
     c = _scaled(c, beta)
     alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
+    if scale_block is not None:
+        _no_exponents(scale_a, "scale_a")
+        _no_exponents(scale_b, "scale_b")
     inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
     words = attributes(
         alpha=alpha,
@@ -117,6 +168,7 @@ def _gemm(
         slope=slope,
         out_dtype=out_dtype,
         split_k=split_k,
+        scale_block=scale_block,
         tensors=(inputs["a"], inputs["b"], target),
     )
     squeezed = tuple(sorted(lone))
@@ -170,6 +222,7 @@ def _grouped_gemm(
     slope: float | None = None,
     scale_a: Sequence[Any] | None = None,
     scale_b: Sequence[Any] | None = None,
+    scale_block: Blocks | None = None,
     out_dtype: DTypeLike | None = None,
     out: Sequence[Array] | None = None,
     split_k: int | None = None,
@@ -214,6 +267,7 @@ def _grouped_gemm(
         slope=slope,
         out_dtype=out_dtype,
         split_k=split_k,
+        scale_block=scale_block,
         tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),
     )
     targets = out if out is not None else [None] * count

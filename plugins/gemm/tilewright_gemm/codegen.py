@@ -11,7 +11,7 @@ from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.pipelines.records import pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
-from tilewright_gemm.vocabulary import Epilogue
+from tilewright_gemm.vocabulary import Epilogue, ScaleA, ScaleB
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.contract.templates import symbol_of, template, texts
 from tilewright_kit.tiles.footprint.workgroup import stages_of
@@ -64,7 +64,7 @@ def _no_template(config: GemmConfig, arch: ArchSpec) -> UnsupportedError:
 def render(config: GemmConfig) -> SourceUnit:
     """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
     symbol, macros = symbol_of(config), exports_of(config)
-    exports = "\n".join(f"{name}({symbol}, Config)" for name in macros)
+    exports = "\n".join(f"{name}({symbol}, {_kernel(config)})" for name in macros)
     entries = {role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]}
     text = _template(_CPU).substitute(_constants(config), exports=exports)
     return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
@@ -77,14 +77,20 @@ def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     if record is None:
         raise _no_template(config, arch)
     file = _PACKING if packs else record.template
+    fields = {name: constants[name] for name in ("name", "record", "header")}
     struct = config_struct(config, arch)
-    text = _template(file).substitute(name=constants["name"], record=constants["record"], config=struct, symbol=symbol)
+    text = _template(file).substitute(fields, config=struct, symbol=symbol, kernel=_kernel(config))
     return SourceUnit(config.name, arch.kind, text, {"pack_b" if packs else "main": symbol}, plugin_version=__version__)
 
 
 def config_struct(config: GemmConfig, arch: ArchSpec) -> str:
     """The struct ``Config`` of C++ that states a configuration to the templates of GPUs; those of CPUs take it too."""
     return _template(_GPU_CONFIG).substitute(_gpu_constants(config, arch)).rstrip("\n")
+
+
+def _kernel(config: GemmConfig) -> str:
+    """The configuration that a kernel is made of, of the struct ``Config`` of its unit."""
+    return f"tw::Scaled{config.scale_b}<Config>" if config.block_scaled else "Config"
 
 
 def exports_of(config: GemmConfig) -> tuple[str, ...]:
@@ -106,6 +112,7 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "d": ", ".join(f"tw::{item}" for item in config.d),
         "a_col": config.layout[0] == "c",
         "b_col": config.layout[1] == "c",
+        "header": "scaled" if config.block_scaled else "gemm",
     }
     for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
         values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}
@@ -114,6 +121,8 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "scale_a", "scale_b", "binary", "unary",
     ):  # fmt: skip
         values[field] = getattr(config, field)
+    if config.block_scaled:  # the epilogue scales nothing
+        values |= {"scale_a": ScaleA.NONE, "scale_b": ScaleB.NONE}
     return texts(values)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "Reduction",
     "ScaleA",
     "ScaleB",
+    "ScaleBlock",
     "Switch",
     "Unary",
     "Word",
@@ -44,19 +45,30 @@ __all__ = [
 
 
 class ScaleA(Word):
-    """Scale of A x B on A's side: none, by one fp32 value, or by one for each row."""
+    """Scale on A's side: none, one fp32 value, one for each row, or one for each block of A (``block_scales``)."""
 
     NONE = "none"
     TENSOR = "tensor"
     ROW = "row"
+    BLOCK_1X128 = "1x128"
 
 
 class ScaleB(Word):
-    """Scale of A x B on B's side: none, by one fp32 value, or by one for each column."""
+    """Scale on B's side: none, one fp32 value, one for each column, or one for each block of B (``block_scales``)."""
 
     NONE = "none"
     TENSOR = "tensor"
     COLUMN = "column"
+    BLOCK_1X128 = "1x128"
+    BLOCK_128X128 = "128x128"
+
+
+class ScaleBlock(Word):
+    """Blocks of A and of B that have a scale each, as attributes name them: (rows of A, k) and (columns of B, k)."""
+
+    NONE = "none"
+    ROWS_AND_COLUMNS = "1x128_1x128"
+    ROWS_AND_SQUARES = "1x128_128x128"
 
 
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")

@@ -78,7 +78,8 @@ def bulk_copy_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpe
     """Operands that the copy engine does not reach, and sums that warpgroup instructions keep too few bits of."""
     if arch.bulk_copy:
         yield from _copies(problem, config, arch.bulk_copy)
-    if problem.dtype_a in ("fp8", "bf8") and config.promote == 0 and not problem.fast_accumulation:
+    promoted = config.promote > 0 or config.block_scaled
+    if problem.dtype_a in ("fp8", "bf8") and not promoted and not problem.fast_accumulation:
         reason = "the matrix unit keeps fewer bits of sums of 8-bit floats than fp32 has"
         fix = {"promote": config.tile[2] // config.warp_tile[2]}
         yield Violation("accumulation", "promote", 0, reason, fix)

@@ -1,6 +1,7 @@
 """Products as rows of files.
 
-C [batch, M, N] = activation(scale_a * scale_b * (A [batch, M, K] x B [batch, K, N]) + bias, D...).
+C [batch, M, N] = activation(scale_a * scale_b * (A [batch, M, K] x B [batch, K, N]) + bias, D...). Scales of blocks are
+the same for all products of a batch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
+from tilewright_gemm.config.block_scales import DTYPES as BLOCK_DTYPES
+from tilewright_gemm.config.block_scales import SCALES, scale_shapes
+from tilewright_gemm.vocabulary import ScaleBlock
 from tilewright_kit.commands.cases import (
     DTYPES,
     NO,
@@ -75,6 +79,8 @@ class GemmCase:
     """Factor below zero of ``LeakyRelu`` and ``Elu``."""
     groups: str = ""
     """Rows of each product of a grouped call, in the place of ``m``: ``128+64+0``."""
+    scale_block: str = ""
+    """Blocks of A and B that have a scale each: ``1x128_128x128`` or ``1x128_1x128``."""
 
     def checked(self, where: str) -> GemmCase:
         check_positive(self, where, ("m", "n", "k"))
@@ -87,6 +93,8 @@ class GemmCase:
             if getattr(self, name) not in words:
                 fix = f"use {' or '.join(words[1:])}"
                 raise wrong(where, name, getattr(self, name), "there is no such scale", fix)
+        if self.scale_block:
+            self._check_blocks(where)
         check_words(self, where, {"fast_accumulation": (*YES, *NO)})
         check_steps(self, where)
         if self.groups and not _GROUPS.fullmatch(self.groups):
@@ -95,6 +103,17 @@ class GemmCase:
         if self.groups and self.batch:
             raise wrong(where, "groups", self.groups, "a group has no batch", "leave batch or groups out")
         return self
+
+    def _check_blocks(self, where: str) -> None:
+        words = [word.value for word in SCALES]
+        if self.scale_block not in words:
+            raise wrong(where, "scale_block", self.scale_block, "there are no such blocks", f"use {' or '.join(words)}")
+        if self.scale_a or self.scale_b:
+            reason, fix = "blocks have scales of their own", "leave scale_a and scale_b out, or scale_block"
+            raise wrong(where, "scale_block", self.scale_block, reason, fix)
+        if not {*DTYPES[self.dtype]} <= {item.value for item in BLOCK_DTYPES}:
+            reason = f"blocks of {self.dtype} have no scales"
+            raise wrong(where, "scale_block", self.scale_block, reason, "set dtype to fp8, bf8 or mixed")
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -110,6 +129,7 @@ class GemmCase:
         parts = [f"{self.batch} of {size}" if self.batch else size, self.dtype, self.layout]
         parts += [f"*{self.alpha}"] if self.alpha else []
         parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
+        parts += [f"blocks {self.scale_block}"] if self.scale_block else []
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
         parts += [self.activation] if self.activation else []
         parts += [f"slope {self.slope}"] if self.slope else []
@@ -133,8 +153,8 @@ class GemmCase:
     @property
     def is_plain(self) -> bool:
         """True if C is the product and nothing else."""
-        fused = self.bias or self.activation or self.d or self.scale_a or self.scale_b or self.alpha or self.clamp
-        return not (fused or self.groups)
+        scaled = self.scale_a or self.scale_b or self.scale_block or self.alpha
+        return not (self.bias or self.activation or self.d or scaled or self.clamp or self.groups)
 
     @property
     def fast(self) -> bool:
@@ -173,6 +193,11 @@ class GemmCase:
         if self.scale_b:
             inputs["scale_b"] = TensorDesc.of("fp32", (self.n,) if self.scale_b == "column" else ())
         attributes = step_attributes(self)
+        if self.scale_block:
+            block = ScaleBlock(self.scale_block)
+            shapes = scale_shapes(SCALES[block][1], self.m, self.n, self.k)
+            inputs |= {f"scale_{side}": TensorDesc.of("fp32", shape) for side, shape in zip("ab", shapes, strict=True)}
+            attributes["scale_block"] = block.value
         if self.fast:
             attributes["fast_accumulation"] = True
         return OperationRequest("gemm", inputs, {}, attributes)

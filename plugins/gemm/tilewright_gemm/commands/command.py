@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from tilewright_gemm.commands.cases import GemmCase
     from tilewright_kit.commands.cases import CaseFamily
 
-__all__ = ["COMMAND"]
+__all__ = ["BLOCKS", "COMMAND"]
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+BLOCKS = ("1x128_128x128", "1x128_1x128")
 _LAYERS = (
     ("query, key, value", 384, 1152, ""),
     ("attention output", 384, 384, ""),
@@ -39,6 +40,7 @@ class GemmCommand(ProblemCommand):
             "512 512 512 --bias --d 1 --scale-a row --clamp 0:6 --validate",
             "128 256 512 --groups 128+64+0 --dtype bf16 --validate    grouped",
             "128 4096 4096 --layout rrr --packed --validate",
+            "128 7168 4096 --dtype fp8 --scale-block 1x128_128x128 --validate",
             "256 256 256 --kernel NAME    (names: tilewright kernels list)",
             "4096 4096 4096 --dtype bf16 --device cuda:0",
             "512 512 512 --target unix:/tmp/tw.sock",
@@ -72,6 +74,13 @@ class GemmCommand(ProblemCommand):
             "scale_a", "", "Factors of A: one of the tensor, or one of each row.", words=("tensor", "row"), strict=True
         ),
         option("scale_b", "", "Factors of B: tensor or column.", words=("tensor", "column"), strict=True),
+        option(
+            "scale_block",
+            "",
+            "Blocks of A and B that have a factor each, of fp8: 1x128_128x128 or 1x128_1x128.",
+            words=BLOCKS,
+            strict=True,
+        ),
         option("alpha", "", "Factor of the product.", metavar="NUMBER"),
         CLAMP,
         SLOPE,

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_gemm.commands.cases import GemmCase
+from tilewright_gemm.config.block_scales import SCALES, columns_of_block
+from tilewright_gemm.vocabulary import ScaleBlock
 from tilewright_kit.commands.cases import Part, Projection, read_case
 
 __all__ = ["GEMM", "NAMED", "GemmFamily"]
@@ -23,6 +25,7 @@ LINES = 24
 VECTORS = 2
 _CHUNK = 1 << 22
 _ALL = slice(None)
+_BLOCK_COLUMNS = columns_of_block(SCALES[ScaleBlock.ROWS_AND_SQUARES][1])
 _LAYERS = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192))
 """(n, k) of linear layers of models with 8 and 70 thousand million weights."""
 _WRITTEN = re.compile(r"(?:(\d+)[*:])?(\d+)x(\d+)x(\d+)")
@@ -124,7 +127,10 @@ def _some(size: int, rng: np.random.Generator) -> Array:
 
 
 def _part(case: GemmCase, inputs: Mapping[str, Array], lead: int | None, rows: Any, columns: Any) -> Part:
-    """A smaller product of the same kind."""
+    """A smaller product of the same kind. Some columns of blocks of 128 have a factor each."""
+    squares = case.scale_block == ScaleBlock.ROWS_AND_SQUARES.value and columns is not _ALL
+    if squares:
+        case = replace(case, scale_block=ScaleBlock.ROWS_AND_COLUMNS.value)
     picked: dict[str, Array] = {}
     for name, array in inputs.items():
         here = array[lead] if lead is not None and array.ndim == 3 else array
@@ -135,7 +141,7 @@ def _part(case: GemmCase, inputs: Mapping[str, Array], lead: int | None, rows: A
         elif name.startswith("d["):
             here = here[rows][:, columns]
         elif name in ("bias", "scale_b") and here.ndim:
-            here = here[columns]
+            here = here[columns // _BLOCK_COLUMNS if squares and name == "scale_b" else columns]
         picked[name] = here
     return Part(lambda out: (out if lead is None else out[lead])[rows][:, columns], case.request(), picked)
 

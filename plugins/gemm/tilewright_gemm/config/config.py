@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from tilewright_gemm.config.block_scales import is_block_scaled
 from tilewright_gemm.vocabulary import (
     Binary,
     Epilogue,
@@ -166,7 +167,14 @@ class GemmConfig(TiledForms, KernelConfig):
     def fused(self) -> bool:
         """True if the epilogue does more than to convert."""
         plain = self.unary is Unary.NONE and not self.bias and not self.num_d_tensors
+        if self.block_scaled:  # which the main loop does
+            return not plain
         return not plain or self.scale_a is not ScaleA.NONE or self.scale_b is not ScaleB.NONE
+
+    @property
+    def block_scaled(self) -> bool:
+        """True if sums of blocks are scaled before they are added (``block_scales``)."""
+        return is_block_scaled(self.scale_a, self.scale_b)
 
     @property
     def variant(self) -> str:

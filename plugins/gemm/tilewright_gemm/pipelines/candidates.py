@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_gemm.candidates.applicability import gpu_mismatches, signature_mismatches
+from tilewright_gemm.candidates.block_scaled import block_scaled
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.records import PIPELINES, pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -66,7 +67,8 @@ def _algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig
     few = False
     for record in PIPELINES:
         if record.drives(device.arch) and record.reaches(problem, device.arch):
-            yield from record.algorithms(problem, device, few)
+            found = record.algorithms(problem, device, few)
+            yield from block_scaled(found, device) if problem.block_scaled else found
             few = True
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
+from tilewright_gemm.kernel_sets.block_scaled import BLOCK_SCALED
 from tilewright_gemm.kernel_sets.cpu import CPU_PACKING
 from tilewright_gemm.kernel_sets.hip import ESSENTIAL, packing_kernels, preferred
 from tilewright_gemm.kernel_sets.preselected import ORIGINALS, preselected_kernels
@@ -67,7 +68,11 @@ PACK = KernelSet(
     preferred,
 )
 
-KERNEL_SETS: dict[str, KernelSet[GemmConfig]] = {"default": DEFAULT, "essential": ESSENTIAL} | {
+KERNEL_SETS: dict[str, KernelSet[GemmConfig]] = {
+    "default": DEFAULT,
+    "essential": ESSENTIAL,
+    BLOCK_SCALED.name: BLOCK_SCALED,
+} | {
     name: KernelSet(name, f"Preselected: {name}, mended", DeferredDeclarations(partial(_preselected, name)), offered)
     for name in ORIGINALS
 }

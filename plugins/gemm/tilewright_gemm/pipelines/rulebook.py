@@ -12,6 +12,7 @@ from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.record import PipelineRules
 from tilewright_gemm.pipelines.records import PIPELINES, pipeline_of
 from tilewright_gemm.rules import cuda, tiles, variants
+from tilewright_gemm.rules.block_scales import block_registers, block_scales, block_steps
 from tilewright_gemm.rules.signature import SIGNATURE_RULES
 from tilewright_kit.config.rules import KindRule, Rule, RuleBook, Violation
 from tilewright_kit.tiles.rules.resources import shared_memory
@@ -39,12 +40,15 @@ def _of_pipelines(place: Callable[[PipelineRules], tuple[Rule[GemmConfig], ...]]
 RULES: RuleBook[GemmConfig] = RuleBook(
     (
         *SIGNATURE_RULES,
+        block_scales,
         *tiles.SHAPE_RULES,
         template,
         *_of_pipelines(lambda rules: rules.instruction),
         *tiles.WORKGROUP_RULES,
         *_of_pipelines(lambda rules: rules.registers),
+        block_steps,
         *tiles.RESOURCE_RULES,
+        block_registers,
         *variants.VARIANT_RULES,
         *cuda.CLUSTER_RULES,
         stage_count,

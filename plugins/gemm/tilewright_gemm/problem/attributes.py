@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright_kit.requests.attributes import integer, known_names, refuse, take_dtype, take_int
+from tilewright_gemm.vocabulary import ScaleBlock
+from tilewright_kit.requests.attributes import integer, known_names, refuse, take_dtype, take_int, take_word, word
 from tilewright_kit.requests.products import PRODUCT_ATTRIBUTES, ProductAttributes, take_product
 
 __all__ = [
@@ -30,16 +31,25 @@ GROUPS = integer(
     MAX_GROUPS,
     constraint="0: as the operands' names say. Groups share element types, layouts, and the operands that they have.",
 )
-ATTRIBUTES = (*PRODUCT_ATTRIBUTES, GROUPS)
+SCALE_BLOCK = word(
+    "scale_block",
+    "Blocks of A (rows x k) and of B (columns x k) that `scale_a` and `scale_b` have a factor for each.",
+    [item.value for item in ScaleBlock],
+    ScaleBlock.NONE.value,
+    constraint="`none`: factors of tensors, rows and columns. Blocks are for fp8 and bf8, and both scales are given.",
+)
+ATTRIBUTES = (*PRODUCT_ATTRIBUTES, GROUPS, SCALE_BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes(ProductAttributes):
     groups: int = 0
     """0: not grouped, unless the operands' names say so."""
+    scale_block: ScaleBlock = ScaleBlock.NONE
 
 
 def read_attributes(given: Mapping[str, Any]) -> Attributes:
     """Check all attributes of a GEMM request. Raises ``InvalidArgumentError``."""
     known_names(given, ATTRIBUTES)
-    return Attributes(groups=take_int(given, GROUPS), **take_product(given))
+    block = take_word(given, SCALE_BLOCK, ScaleBlock, "a pair of blocks") or ScaleBlock.NONE
+    return Attributes(groups=take_int(given, GROUPS), scale_block=block, **take_product(given))

@@ -22,6 +22,7 @@ _STEPS = tuple(dict.fromkeys(dtype for a in TYPES_A for dtype in epilogue_dtypes
 _RESULT = "[*batch, M, N]"
 _REPEATS = "Broadcasts to the result: each dimension is that of the result or 1. "
 _INTEGER = _REPEATS + "int32 beside int8 operands only."
+_BLOCKS = "Blocks only with the attribute `scale_block`, any strides, dimensions in full but for those of the batch."
 _ANY = (0, MAX_RANK)
 OPERANDS = (
     OperandSpec(
@@ -40,12 +41,14 @@ OPERANDS = (
         constraint=f"{_INTEGER} At most {MAX_D}.",
     ),
     OperandSpec(
-        "scale_a", Role.INPUT, "Factor of `a`: one number, or one for each row.", ("[]", "[*batch, M, 1]"), _ANY,
-        (DType.FP32,), True, constraint=_REPEATS.strip(),
+        "scale_a", Role.INPUT, "Factor of `a`: one number, one for each row, or one for each block.",
+        ("[]", "[*batch, M, 1]", "[*batch, M, ceil(K/128)]"), _ANY, (DType.FP32,), True,
+        constraint=f"{_REPEATS}{_BLOCKS}",
     ),
     OperandSpec(
-        "scale_b", Role.INPUT, "Factor of `b`: one number, or one for each column.", ("[]", "[N]", "[*batch, 1, N]"),
-        _ANY, (DType.FP32,), True, constraint=_REPEATS.strip(),
+        "scale_b", Role.INPUT, "Factor of `b`: one number, one for each column, or one for each block.",
+        ("[]", "[N]", "[*batch, 1, N]", "[*batch, N, ceil(K/128)]", "[*batch, ceil(N/128), ceil(K/128)]"), _ANY,
+        (DType.FP32,), True, constraint=f"{_REPEATS}{_BLOCKS}",
     ),
     OperandSpec(
         "out", Role.OUTPUT, "Result.", (_RESULT,), (2, MAX_RANK),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tilewright_gemm.config.block_scales import SCALES
 from tilewright_gemm.config.packing import Packing, parse_packing
 from tilewright_gemm.problem.attributes import Attributes, read_attributes, refuse
+from tilewright_gemm.problem.block_scales import check_block_scales
 from tilewright_gemm.problem.layout import broadcast_shapes
 from tilewright_gemm.problem.operands import Group, read_groups
 from tilewright_gemm.problem.problem import GemmProblem, Product, View
@@ -15,6 +17,7 @@ from tilewright_gemm.vocabulary import (
     Binary,
     ScaleA,
     ScaleB,
+    ScaleBlock,
     Unary,
     default_output,
     epilogue_dtypes,
@@ -61,8 +64,7 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
         _require_same_signature(first, other, index)
     layout = _common(parsed, "a") + _common(parsed, "b") + "r"
     products = tuple(product for item in parsed for product in item.products)
-    scale_a = ScaleA(_scale_kind(products, "scale_a", "row"))
-    scale_b = ScaleB(_scale_kind(products, "scale_b", "column"))
+    scale_a, scale_b = _scale_kinds(products, attributes.scale_block)
     _check_integer_output(first, attributes, scale_a, scale_b)
     tensors = tuple(operand for item in parsed for operand in item.tensors)
     return GemmProblem(
@@ -101,6 +103,7 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
         )
     check_pair("GEMM", a.dtype, b_name, b.dtype, "b")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    scale_b = SCALES[block][1] if (block := attributes.scale_block) is not ScaleBlock.NONE else ScaleB.NONE
     if b.shape[-2] != k:
         raise refuse(
             f"{a_name} has {k} columns but {b_name} has {b.shape[-2]} rows",
@@ -109,6 +112,8 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
             "k_mismatch",
             "make the last dimension of a equal to the second-to-last of b (transpose one of them?)",
         )
+    if block is not ScaleBlock.NONE:
+        check_block_scales(group, block, a, b)
     batch = broadcast_shapes([(a_name, a.shape[:-2]), (b_name, b.shape[:-2])])
     out_name, out = _output(group, attributes, (*batch, m, n), a.dtype)
     packing = _packed_b(b_name, b)
@@ -124,7 +129,7 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
     for key in descs:
         if key not in ("a", "b", "out"):
             _check_epilogue_dtype(names[key], key, descs[key], a.dtype)
-    slots = slots_of(names, descs, batch, m, k, n)
+    slots = slots_of(names, descs, batch, (m, n, k), scale_b)
     products, a_layouts, b_layouts = products_of(names, slots, batch, (m, n, k), packing, len(d), out)
     inputs = [Operand(names[key], desc, Role.INPUT) for key, desc in descs.items() if key != "out"]
     return _Parsed(
@@ -288,6 +293,12 @@ def _common(parsed: list[_Parsed], which: str) -> str:
         "group_layout",
         "give all groups the same layout, or make two calls",
     )
+
+
+def _scale_kinds(products: tuple[Product, ...], block: ScaleBlock) -> tuple[ScaleA, ScaleB]:
+    if block is not ScaleBlock.NONE:
+        return SCALES[block]
+    return ScaleA(_scale_kind(products, "scale_a", "row")), ScaleB(_scale_kind(products, "scale_b", "column"))
 
 
 def _scale_kind(products: tuple[Product, ...], which: str, vector: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from tilewright_gemm.config.block_scales import is_block_scaled
 from tilewright_gemm.config.packing import Packing
 from tilewright_gemm.vocabulary import Binary, ScaleA, ScaleB, Unary, accumulator
 from tilewright_kit.contract.problem import Operand, Problem
@@ -40,7 +41,8 @@ class View:
 class Product:
     """One (strided, possibly batched) matrix product.
 
-    ``scale_a`` varies along rows, ``scale_b`` along columns, ``bias`` along columns.
+    ``scale_a`` varies along rows, ``scale_b`` along columns, ``bias`` along columns. Scales of blocks have blocks of k
+    as columns; rows of ``scale_b`` are then columns, or blocks of columns.
     """
 
     m: int
@@ -142,6 +144,11 @@ class GemmProblem(Problem):
     @property
     def num_d(self) -> int:
         return len(self.dtype_d)
+
+    @property
+    def block_scaled(self) -> bool:
+        """True if sums of blocks are scaled before they are added (``config.block_scales``)."""
+        return is_block_scaled(self.scale_a, self.scale_b)
 
     def describe(self) -> dict[str, Any]:
         sizes = [

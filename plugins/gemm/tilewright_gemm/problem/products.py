@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilewright_gemm.config.block_scales import columns_of_block, scale_shapes
 from tilewright_gemm.config.packing import Packing
 from tilewright_gemm.problem.attributes import MAX_GROUPS, refuse
 from tilewright_gemm.problem.layout import Slot, collapse, layouts_of, slot
 from tilewright_gemm.problem.problem import Product, View
+from tilewright_gemm.vocabulary import ScaleB
 from tilewright_kit.types.tensor import TensorDesc
 
 __all__ = ["products_of", "slots_of"]
 
 
 def slots_of(
-    names: Mapping[str, str], descs: Mapping[str, TensorDesc], batch: tuple[int, ...], m: int, k: int, n: int
+    names: Mapping[str, str],
+    descs: Mapping[str, TensorDesc],
+    batch: tuple[int, ...],
+    sizes: tuple[int, int, int],
+    scale_b: ScaleB,
 ) -> dict[str, Slot]:
+    """Operands broadcast over the batch. Scales of blocks run along rows (columns) first, then along k."""
+    m, n, k = sizes
+    block_scaled = columns_of_block(scale_b) > 0
+    blocks = scale_shapes(scale_b, m, n, k) if block_scaled else ((m, 1), (1, n))
     slots: dict[str, Slot] = {}
     for key, desc in descs.items():
         name, target = names[key], (*batch, m, n)
@@ -27,9 +37,9 @@ def slots_of(
         elif key == "bias":
             target = (*batch, 1, n)
         elif key == "scale_a":
-            desc, target = _as_column(desc, m), (*batch, m, 1)
+            desc, target = (desc if block_scaled else _as_column(desc, m)), (*batch, *blocks[0])
         elif key == "scale_b":
-            target = (*batch, 1, n)
+            target = (*batch, *blocks[1])
         slots[key] = slot(name, desc, target)
     return slots
 
@@ -82,7 +92,7 @@ def products_of(
         views = {
             key: View(
                 names[key],
-                item.row_stride if (k if key == "b" else m) > 1 else 0,
+                item.row_stride if (k if key == "b" else n if key == "scale_b" else m) > 1 else 0,
                 item.col_stride,
                 item.batch_strides[0],
                 offsets[key],

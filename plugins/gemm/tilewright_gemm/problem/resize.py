@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewright_gemm.config.block_scales import block_word, scale_shapes
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import ScaleA, ScaleB
@@ -28,11 +29,18 @@ def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem 
         inputs["bias"] = TensorDesc.of(problem.dtype_bias, (n,))
     for index, dtype in enumerate(problem.dtype_d):
         inputs[f"d[{index}]"] = TensorDesc.of(dtype, (*lead, m, n))
+    attributes = {"out_dtype": problem.dtype_c.value, **step_attributes(problem, sizes)}
+    if problem.block_scaled:
+        shapes = scale_shapes(problem.scale_b, m, n, k)
+        inputs |= {
+            name: TensorDesc.of("fp32", shape) for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
+        }
+        attributes["scale_block"] = block_word(problem.scale_a, problem.scale_b).value
+        return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
     if problem.scale_a is not ScaleA.NONE:
         inputs["scale_a"] = TensorDesc.of("fp32", (m, 1) if problem.scale_a is ScaleA.ROW else ())
     if problem.scale_b is not ScaleB.NONE:
         inputs["scale_b"] = TensorDesc.of("fp32", (n,) if problem.scale_b is ScaleB.COLUMN else ())
-    attributes = {"out_dtype": problem.dtype_c.value, **step_attributes(problem, sizes)}
     return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
 
 

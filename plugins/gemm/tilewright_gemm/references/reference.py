@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_gemm.config.block_scales import BLOCK_K, columns_of_block
 from tilewright_gemm.config.packing import Packing, VectorFormat
 from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
 from tilewright_gemm.vocabulary import Binary
@@ -61,18 +62,18 @@ def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape:
     integers = problem.dtype_a == DType.INT8
     exact: Any = np.int64 if integers else np.float64
     a, b = (np.asarray(inputs[name + group]).astype(exact) for name in ("a", "b"))
-    product: Array = np.matmul(a, b)
+    product: Array = _scaled_blocks(problem, inputs, group, a, b) if problem.block_scaled else np.matmul(a, b)
     if integers:
         product = (product + 2**31) % 2**32 - 2**31  # int32 accumulators wrap around
     if problem.dtype_c == DType.INT32:
         return product
     x = product.astype(np.float64) * problem.alpha
-    if "scale_a" + group in inputs:
+    if "scale_a" + group in inputs and not problem.block_scaled:
         scale = _float(inputs["scale_a" + group])
         rows = shape[-2]
         per_row = scale.ndim and scale.shape[-1] == rows and scale.shape[-2:] != (rows, 1)
         x = x * (scale[..., None] if per_row else scale)
-    if "scale_b" + group in inputs:
+    if "scale_b" + group in inputs and not problem.block_scaled:
         x = x * _float(inputs["scale_b" + group])
     if "bias" + group in inputs:
         x = x + _float(inputs["bias" + group])
@@ -80,6 +81,17 @@ def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape:
         operand = _float(inputs[name])
         x = x * operand if problem.binary in (Binary.MULTIPLY, Binary.MULTI_D_MULTIPLY) else x + operand
     return np.broadcast_to(apply_unary(problem.unary, x, problem.clamp_lo, problem.clamp_hi), shape)
+
+
+def _scaled_blocks(problem: GemmProblem, inputs: Mapping[str, Array], group: str, a: Array, b: Array) -> Array:
+    """A times B with every element of both times the scale of its block: the sum over blocks, in float64."""
+    k, n = b.shape[-2:]
+    own_a, own_b = _float(inputs["scale_a" + group]), _float(inputs["scale_b" + group])
+    scale_a = np.repeat(own_a, BLOCK_K, axis=-1)[..., :k]
+    along_k = np.repeat(own_b, BLOCK_K, axis=-1)[..., :k]
+    scale_b = np.repeat(along_k, columns_of_block(problem.scale_b), axis=-2)[..., :n, :]
+    product: Array = np.matmul(a * scale_a, b * np.swapaxes(scale_b, -1, -2))
+    return product
 
 
 def _d_names(problem: GemmProblem, inputs: Mapping[str, Array], group: str) -> list[str]:

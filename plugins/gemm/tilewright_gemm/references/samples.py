@@ -46,6 +46,18 @@ def gemm_samples() -> Iterator[OperationRequest]:
             "scale_b": of("fp32", (48,)),
         },
     )
+    yield OperationRequest(
+        "gemm",
+        {
+            "a": of("fp8", (33, 300)),
+            "b": of("fp8", (300, 140), (1, 300)),
+            "scale_a": of("fp32", (33, 3)),
+            "scale_b": of("fp32", (2, 3)),
+            "bias": of("fp32", (140,)),
+        },
+        {},
+        {"scale_block": "1x128_128x128"},
+    )
     yield OperationRequest("gemm", {"a": of("fp32", (24, 3000)), "b": of("fp32", (3000, 40))}, {}, {"split_k": 3})
     yield OperationRequest("gemm", {"a": of("fp32", (4, 0)), "b": of("fp32", (0, 6))})
 

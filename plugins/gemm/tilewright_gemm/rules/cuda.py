@@ -51,8 +51,14 @@ def slices_in_cluster(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]
 
 
 def promotion(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Only sums of 8-bit floats in the warp-specialised pipeline are promoted; all others are full fp32 anyway."""
+    """Only sums of 8-bit floats in the warp-specialised pipeline are promoted; all others are full fp32 anyway. Those
+    of blocks that have scales always are.
+    """
     if config.promote == 0:
+        return
+    if config.block_scaled:
+        reason = "sums of blocks that have scales are promoted anyway"
+        yield Violation("promotion", "promote", config.promote, reason, {"promote": 0})
         return
     if config.a not in ("fp8", "bf8") or not is_specialised(config, arch):
         reason = f"sums of {config.a} in pipeline {config.pipeline} have all bits already"

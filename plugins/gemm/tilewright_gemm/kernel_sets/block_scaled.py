@@ -1,0 +1,61 @@
+"""Kernels with block scales: a small set for every kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tilewright_gemm.candidates.warp_specialised import Shape
+from tilewright_gemm.config.block_scales import BLOCK_K, DTYPES, SCALES
+from tilewright_gemm.config.choices import offered
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.vocabulary import LAYOUTS, Epilogue
+from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
+from tilewright_kit.types.dtypes import DType
+
+__all__ = ["BLOCK_SCALED", "WS_SCALED_SHAPES"]
+
+WS_SCALED_SHAPES = (
+    Shape((128, 128), (2, 1)),
+    Shape((128, 128), (2, 1), (2, 1)),
+    Shape((256, 128), (2, 1)),
+    Shape((256, 128), (2, 1), (1, 2)),
+    Shape((128, 192), (2, 1)),
+    Shape((128, 192), (2, 1), (2, 1)),
+    Shape((128, 64), (2, 1)),
+    Shape((64, 128), (1, 2)),
+    Shape((16, 64), (1, 1), swapped=True),
+    Shape((64, 128), (1, 2), swapped=True),
+    Shape((128, 128), (1, 2), swapped=True),
+)
+"""Shapes of the warp-specialised pipeline. Consumers work at the same time: one scales while another multiplies."""
+
+
+def _declarations() -> Iterator[Declaration[GemmConfig]]:
+    for scale_a, scale_b in SCALES.values():
+        scales: dict[str, Any] = {"dtype_a": DType.FP8, "dtype_c": "bf16", "scale_a": scale_a, "scale_b": scale_b}
+        yield declare(
+            GemmConfig, **scales, pipeline="compv3", layout=list(LAYOUTS), epilogue=Epilogue.DEFAULT, tile=ANY,
+            wave=(1, 1, 1), warp_tile=ANY,
+        ).for_kinds("cpu")  # fmt: skip
+        for shape in WS_SCALED_SHAPES:
+            yield declare(GemmConfig, **(scales | shape.fields(DType.FP8))).for_kinds("cuda")
+        small = {"tile": (64, 64, BLOCK_K), "wave": (2, 2, 1), "warp_tile": (16, 8, 32), "stages": 4}
+        yield declare(GemmConfig, **scales, **small, layout=list(LAYOUTS)).for_kinds("cuda")
+        for dtype in DTYPES:
+            for other in DTYPES:
+                types = scales | {"dtype_a": dtype, "dtype_b": other.value}
+                for warp in ((16, 16, 32), (16, 16, 16)):
+                    for pipeline in ("compv3", "compv4"):
+                        yield declare(
+                            GemmConfig, **types, pipeline=pipeline, tile=(64, 64, BLOCK_K), wave=(2, 2, 1),
+                            warp_tile=warp,
+                        ).for_kinds("hip")  # fmt: skip
+
+
+BLOCK_SCALED = KernelSet(
+    "block_scaled",
+    "Products of 8-bit floats with a scale for each block of A and B",
+    DeferredDeclarations(_declarations),
+    offered,
+)
