@@ -124,12 +124,13 @@ def units_of(
     folder: Path,
     arch: str,
     kernels: Iterable[K],
-    first: Collection[K],
+    first: Collection[K] | None,
     head: Callable[[K], str],
     text: Callable[[K, str], str],
     size: int,
 ) -> Units[K]:
-    """Kernels of one arch. ``first``: those that this run wants, which are compiled with each other alone."""
+    """Kernels of one arch. ``first``: those that this run wants, which are compiled together; others then are compiled
+    alone."""
     command = [*_command(folder), f"--offload-arch={arch}"]
     build = partial(_compile, command)
     return Units(folder, kernels, first, build, head=head, text=text, options=repr(command), size=size)
@@ -152,12 +153,12 @@ class AmdUnits(Generic[A]):
         self,
         folder: Path,
         kernels: Sequence[A],
-        first: Collection[A],
+        first: Collection[A] | None,
         head: Callable[[A], str],
         text: Callable[[A, str], str],
         size: int = PER_UNIT,
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         own = {arch: [kernel for kernel in kernels if kernel.arch == arch] for arch in {each.arch for each in kernels}}
         self._units = {arch: units_of(folder, arch, each, first, head, text, size) for arch, each in own.items()}
 
@@ -170,8 +171,8 @@ class AmdUnits(Generic[A]):
 class KernelSet(AmdUnits[AmdConfig]):
     """Kernels of products."""
 
-    def __init__(self, folder: Path, configs: Sequence[AmdConfig], first: Collection[AmdConfig] = ()) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+    def __init__(self, folder: Path, configs: Sequence[AmdConfig], first: Collection[AmdConfig] | None = None) -> None:
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         super().__init__(folder, configs, first, lambda _: GEMM, lambda config, name: config.text(name))
 
 

@@ -42,9 +42,9 @@ class AmdConvKernels:
     """Kernels of one arch under names of their own, compiled when they are first wanted, with a few others."""
 
     def __init__(
-        self, folder: Path, arch: str, configs: list[ConvGpuConfig], first: Collection[ConvGpuConfig] = ()
+        self, folder: Path, arch: str, configs: list[ConvGpuConfig], first: Collection[ConvGpuConfig] | None = None
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         self.arch = arch
         self._units = units_of(folder, arch, configs, first, head, kernel_text, PER_UNIT)
 

@@ -20,8 +20,10 @@ PER_UNIT = 8  # kernels that are compiled together: what they share is compiled 
 class ConvEmulator:
     """Kernels under names of their own, built when they are first wanted, with a few others."""
 
-    def __init__(self, folder: Path, configs: Sequence[ConvGpuConfig], first: Collection[ConvGpuConfig] = ()) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+    def __init__(
+        self, folder: Path, configs: Sequence[ConvGpuConfig], first: Collection[ConvGpuConfig] | None = None
+    ) -> None:
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         self._units = HostUnits(
             folder, configs, first, lambda config: f'#include "tilewright/gpu/{config.header}"\n',
             lambda config, name: config.text(name), PER_UNIT, lambda config: config.wave_size,

@@ -131,12 +131,16 @@ class HostKernels:
     others."""
 
     def __init__(
-        self, folder: Path, kernels: Sequence[GpuFmhaKernel], each: int = 6, first: Collection[GpuFmhaKernel] = ()
+        self,
+        folder: Path,
+        kernels: Sequence[GpuFmhaKernel],
+        each: int = 6,
+        first: Collection[GpuFmhaKernel] | None = None,
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         self._units = HostUnits(
-            folder, _stages(kernels), _stages(first), lambda _: "", lambda kernel, name: kernel.definition(name), each,
-            lambda _: 32,
+            folder, _stages(kernels), None if first is None else _stages(first), lambda _: "",
+            lambda kernel, name: kernel.definition(name), each, lambda _: 32,
         )  # fmt: skip
 
     def launch(self, kernel: GpuFmhaKernel, call: Any, seed: int) -> None:
@@ -155,11 +159,20 @@ class AmdKernels(AmdUnits[GpuFmhaKernel]):
     """Kernels for AMD GPUs in the project's emulator."""
 
     def __init__(
-        self, folder: Path, kernels: Sequence[GpuFmhaKernel], each: int = 6, first: Collection[GpuFmhaKernel] = ()
+        self,
+        folder: Path,
+        kernels: Sequence[GpuFmhaKernel],
+        each: int = 6,
+        first: Collection[GpuFmhaKernel] | None = None,
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         super().__init__(
-            folder, _stages(kernels), _stages(first), lambda _: "", lambda kernel, name: kernel.definition(name), each
+            folder,
+            _stages(kernels),
+            None if first is None else _stages(first),
+            lambda _: "",
+            lambda kernel, name: kernel.definition(name),
+            each,
         )
 
     def launch(self, kernel: GpuFmhaKernel, call: Any, seed: int = 0) -> Report:

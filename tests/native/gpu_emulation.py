@@ -56,13 +56,13 @@ class HostUnits(Generic[K]):
         self,
         folder: Path,
         kernels: Sequence[K],
-        first: Collection[K],
+        first: Collection[K] | None,
         head: Callable[[K], str],
         text: Callable[[K, str], str],
         size: int,
         lanes: Callable[[K], int],
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         command, self._lanes = compiler(), lanes
 
         def units(wave_size: int) -> Units[K]:
@@ -87,8 +87,8 @@ class HostUnits(Generic[K]):
 class Emulator:
     """Kernels under names of their own, built when they are first wanted, with a few others."""
 
-    def __init__(self, folder: Path, configs: Sequence[GpuConfig], first: Collection[GpuConfig] = ()) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+    def __init__(self, folder: Path, configs: Sequence[GpuConfig], first: Collection[GpuConfig] | None = None) -> None:
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         self._units = HostUnits(
             folder, configs, first, lambda _: '#include "tilewright/gpu/gemm/gemm.hpp"\n',
             lambda config, name: config.text(name), PER_UNIT, lambda config: config.wave_size,

@@ -38,7 +38,7 @@ class Units(Generic[K]):
         self,
         folder: Path,
         kernels: Iterable[K],
-        first: Collection[K],
+        first: Collection[K] | None,
         build: Callable[[Path, Path], None],
         *,
         head: Callable[[K], str],
@@ -47,10 +47,10 @@ class Units(Generic[K]):
         size: int,
         alike: Callable[[K], Hashable] = lambda _: None,
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         self._folder, self._compile, self._options, self._head, self._text = folder, build, options, head, text
         self.names = {kernel: f"k{_digest(repr(kernel))}" for kernel in kernels}
-        self._groups = _groups(self.names, set(first), size, lambda kernel: (head(kernel), alike(kernel)))
+        self._groups = _groups(self.names, first, size, lambda kernel: (head(kernel), alike(kernel)))
         self._files: dict[int, Path] = {}
 
     def file(self, kernel: K) -> Path:
@@ -84,11 +84,12 @@ def _digest(*words: str) -> str:
 
 
 def _groups(
-    kernels: Iterable[K], first: Collection[K], size: int, alike: Callable[[K], Hashable]
+    kernels: Iterable[K], first: Collection[K] | None, size: int, alike: Callable[[K], Hashable]
 ) -> dict[K, Sequence[K]]:
     together: dict[Hashable, list[K]] = {}
     for kernel in kernels:
-        together.setdefault((kernel in first, alike(kernel)), []).append(kernel)
+        alone = first is not None and kernel not in first
+        together.setdefault(kernel if alone else ("together", alike(kernel)), []).append(kernel)
     found: dict[K, Sequence[K]] = {}
     for same in together.values():
         for at in range(0, len(same), size):

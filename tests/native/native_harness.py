@@ -281,9 +281,9 @@ class Library:
         level: str,
         command: Sequence[str] | None = None,
         header: str = "gemm/gemm.hpp",
-        first: Collection[Config] = (),
+        first: Collection[Config] | None = None,
     ) -> None:
-        """``first``: those that this run wants, which are compiled with each other alone."""
+        """``first``: those that this run wants, which are compiled together; others then are compiled alone."""
         command, flags = list(command or compiler()), LEVELS[level][0]
         self._units = Units(
             folder, configs, first, lambda source, output: compile_unit(command, source, output, flags),

@@ -88,9 +88,10 @@ FEATURES: dict[str, tuple[FmhaKernel, FmhaShape]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def everywhere(build_folder: Path, level: str) -> Library:
-    return Library(build_folder, list(EVERYWHERE.values()), level, header="fmha/forward.hpp")
+@pytest.fixture(scope="module")
+def everywhere(build_folder: Path, level: str, request: pytest.FixtureRequest) -> Library:
+    first = wanted(request, EVERYWHERE)
+    return Library(build_folder, list(EVERYWHERE.values()), level, header="fmha/forward.hpp", first=first)
 
 
 @pytest.fixture(scope="module")
