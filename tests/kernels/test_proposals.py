@@ -76,3 +76,18 @@ def test_gradients_of_one_wave_and_many_keys_are_not_proposed_where_they_spill()
     found = proposed(load_operation("attention_backward"), spec, requests)
     cuts = {(item.to_dict()["wave"][1], tuple(item.to_dict()["tile"][:2])) for item in found if "h64x64" in item.name}
     assert (2, (32, 128)) in cuts and (1, (32, 128)) not in cuts
+
+
+def test_tall_tiles_with_both_operands_in_columns_are_proposed_where_they_fit() -> None:
+    """Measured with clang 22 for gfx1201: tiles of 256x128 take 256 registers and spill one in ``compv4``, but neither
+    tiles of 128x256, nor ``compv3``, nor slices of K.
+    """
+    requests = [item for item in REQUESTS["gemm"]() if item.inputs["a"].dtype.value == "fp16"]
+    found = proposed(load_operation("gemm"), tilewright_arch.load("gfx1201"), requests)
+    names = [item.name for item in found if item.name.startswith("gemm_fp16_ccr_")]
+
+    def has(*words: str, split: bool = False) -> bool:
+        return any(all(word in name for word in words) and ("splitk" in name) == split for name in names)
+
+    assert not has("compv4", "_256x128x32_")
+    assert has("compv3", "_256x128x32_") and has("compv4", "_128x256x32_") and has("compv4", "_256x128x32_", split=True)
