@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,6 @@ GATES = (
 """Compile gates, which ``make test-all`` runs: after a change of what they guard they take minutes."""
 GATED = ("test_conv_shipped_sets", "test_fmha_shipped_sets", "test_moe_shipped_sets")
 """Gates that read the instructions of kernels for AMD GPUs. Their own modules are part of the record of what passed."""
-
-# The collector need not go through modules and items over and over while these are made: ``pytest_collection_finish``.
-gc.disable()
 
 # A test that forgets to say where its server is must not start one for the user.
 os.environ.setdefault("TILEWRIGHT_START", "0")
@@ -83,10 +80,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in slow, -counts[item.path], str(item.path)))
 
 
-def pytest_collection_finish() -> None:
-    """What lives to the end of the run is left out of every collection of garbage, those that tests ask for too."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while modules and items are made, which live to the end of the run, and leave these out of
+    all later collections, those that tests ask for too."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
