@@ -284,3 +284,37 @@ def test_users_of_unix_sockets_have_roles_where_the_policy_names_them(tmp_path: 
         a = np.eye(4, dtype=np.float32)
         assert (one.gemm(a, a, launch="server") == a).all()
         refused(tw.AccessError, "role", one.kernels.statistics)
+
+
+def test_the_open_inference_protocol_goes_by_proofs_and_roles_too(tmp_path: Path, authority: Authority) -> None:
+    from tilewright_proto.inference import inference_pb2 as pb
+
+    (tmp_path / "policy.toml").write_text(POLICY)
+    a = np.arange(16, dtype=np.float32).reshape(4, 4)
+    product = pb.ModelInferRequest(model_name="tilewright.gemm", raw_input_contents=[a.tobytes(), a.tobytes()])
+    for name in ("a", "b"):
+        product.inputs.add(name=name, datatype="FP32", shape=[4, 4])
+    ask = pb.ModelStatisticsRequest(name="tilewright.gemm")
+
+    def code(server: ServerProcess, method: str, request: Any, who: Signed | None = None, token: str = "") -> str:
+        shown = (who.key.read_bytes(), who.certificate.read_bytes()) if who else (None, None)
+        credentials = grpc.ssl_channel_credentials(authority.path.read_bytes(), *shown)
+        name = [("grpc.ssl_target_name_override", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+        with grpc.secure_channel(server.addresses[0], credentials, name) as channel:
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}", type(request).SerializeToString)
+            try:
+                reply = call(request, metadata=[("authorization", f"Bearer {token}")] if token else None, timeout=60)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+        if method == "ModelInfer":
+            assert pb.ModelInferResponse.FromString(reply).raw_output_contents == [(a @ a).tobytes()]
+        return "OK"
+
+    with serving(tmp_path, authority, tls_client_ca=authority.path, policy=tmp_path / "policy.toml") as server:
+        one, nobody = engine(authority), authority.sign("nobody")
+        assert code(server, "ModelInfer", product, one) == "OK"
+        assert code(server, "ModelStatistics", ask, one) == "PERMISSION_DENIED"
+        assert code(server, "ModelStatistics", ask, nobody, TOKEN) == "OK"
+        assert code(server, "ModelInfer", product, nobody) == "UNAUTHENTICATED"
+        assert code(server, "ModelInfer", product, one, "guess") == "UNAUTHENTICATED"
+        assert code(server, "ModelInfer", product) == "UNAVAILABLE"

@@ -126,7 +126,7 @@ def test_sizes_that_cannot_be_are_refused(client: Client) -> None:
 
 @pytest.mark.extended
 def test_quotas_hold_and_are_given_back(tmp_path: Path) -> None:
-    quotas = {"buffer_bytes": 10000, "max_buffers": 3, "max_plans": 2, "max_regions": 1, "max_sessions": 2}
+    quotas = {"buffer_bytes": 10000, "max_buffers": 3, "max_plans": 2, "max_regions": 1, "max_sessions": 3}
     with ServerProcess(tmp_path, **quotas) as server, Client(server.addresses[0]) as client:
         _use_up_buffers(client)
         _use_up_plans(client)
