@@ -6,10 +6,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.planning.journal import Journal
-from tilewright_server.hosting.confirmation.budget import Budget
-from tilewright_server.hosting.confirmation.confirmation import Confirmation
-from tilewright_server.measurements.database import PerfDatabase
 from tilewright_server.service import Observer
 from tilewright_server.settings import Settings
 
@@ -24,10 +20,16 @@ def open_observers(
     """
     found: list[Observer] = []
     if settings.journal is not None:
+        from tilewright_server.engine.planning.journal import Journal
+
         journal = Journal(settings.journal, settings.journal_bytes)
         parts.callback(journal.close)
         found.append(lambda asked, selection, plan, count: journal.note(asked, selection, plan.device, count))
     if settings.confirm_share and settings.perf_database is not None:
+        from tilewright_server.hosting.confirmation.budget import Budget
+        from tilewright_server.hosting.confirmation.confirmation import Confirmation
+        from tilewright_server.measurements.database import PerfDatabase
+
         budget = Budget(settings.confirm_share, settings.confirm_builds)
         confirmation = Confirmation(engine, PerfDatabase(settings.perf_database), budget, changed)
         confirmation.start()
