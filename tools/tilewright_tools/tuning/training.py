@@ -170,7 +170,7 @@ def train(lessons: Sequence[Lesson], operation: Any, device: DeviceInfo) -> Mode
         kind = operation.search_class(item.problem, device)
         if kind not in spaces:
             spaces[kind] = operation.search_table(operation.search_space(item.problem, device), device)
-        digest.update(f"{item.case}\n".encode())
+        digest.update(f"{item.case.label}\n".encode())  # not its fields, of which later versions have more
         digest.update(item.measured.tobytes())
     return ModelFile(
         operation=operation.name, version=operation.version, arch=device.arch.id, device=device.name,
