@@ -100,6 +100,22 @@ def test_a_kernel_of_another_result_is_not_taken(
     assert len(database) == 0
 
 
+def test_a_choice_that_stands_is_not_recorded_and_not_tried_again(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(self: Any, config: VectorConfig, arch: Any) -> Any:
+        unit = GENERATE(self, config, arch)
+        return unit if config.rank == 1 else replace(unit, text=unit.text.replace(LOOP, WAIT + LOOP))
+
+    monkeypatch.setattr(vector_operation.VectorOperation, "generate", generate)
+    engine, database = made
+    confirming, problem = confirmation(engine, database), hot(engine)
+    assert confirming.confirm(problem)
+    assert len(database) == 0
+    assert not confirming.confirm(problem)
+    assert plan(engine, N).kernels == (BEST,)
+
+
 def test_no_more_kernels_are_compiled_than_allowed(made: tuple[Engine, PerfDatabase]) -> None:
     engine, database = made
     problem = hot(engine)

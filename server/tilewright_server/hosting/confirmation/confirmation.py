@@ -33,6 +33,8 @@ RIVALS = 4
 """Kernels that are compared, the chosen one among them."""
 LEAST = 3
 """So many have to be measured for measurements to decide."""
+MARGIN = 0.95
+"""A kernel takes the chosen one's place if it takes no more than this part of its time: less is noise."""
 INTERVAL_S = 5.0
 _LEAST_SHARE = 0.005
 """Part of the time for which a problem's kernels have to run to be worth it."""
@@ -121,9 +123,12 @@ class Confirmation:
                 self._row(operation, problem, hot.device, config, found, contest.sets)
                 for (config, _), found in zip(rivals, times, strict=True)
             ]
-        self._database.record(rows)
         self.confirmed += 1
         fastest = min(rows, key=lambda row: row.median_ns)
+        if fastest.median_ns <= MARGIN * rows[0].median_ns:
+            self._database.record(rows)
+        else:
+            self._attempts.put(key, _ATTEMPTS)
         log.info(
             "compared %d kernels of %s %s: %s takes %.1f us, the chosen one %.1f us",
             len(rows), operation.name, point_of(problem).text, fastest.kernel, fastest.median_ns / 1e3,
