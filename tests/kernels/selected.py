@@ -1,4 +1,4 @@
-"""What the tests of a run have for parameters, so that fixtures make nothing that no test wants."""
+"""Parameters of the tests of a run, so that fixtures make nothing that no test wants."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LIMIT_S = 900.0
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. Others are errors of the command itself, or (below zero) a crash."""
 LINES = 20
-"""Of pytest's output that are shown where a run did not end as it has to."""
+"""Lines of pytest's output that are shown where a run did not end as it has to."""
 LEFT_OUT = frozenset({".git", ".venv", "build", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"})
 """In the tree's own folder."""
 

@@ -136,6 +136,24 @@ def test_its_launches_stay_within_the_share(made: tuple[Engine, PerfDatabase], m
     assert 0 < budget.spent_s <= 0.05 * (time.monotonic() - begun) + 10 * last + 0.05
 
 
+def test_time_is_paid_back_before_more_is_taken() -> None:
+    step, share, now = 0.002, 0.5, [0.0]
+
+    def clock() -> float:
+        now[0] += step
+        return now[0]
+
+    budget = Budget(share, 1, clock)
+    assert budget.wait()
+    begun = now[0]
+    budget.spend(0.01)
+    assert budget.wait()
+    assert share * (now[0] - begun) >= 0.01 - share * 2 * step
+    budget.spend(1000.0)
+    budget.end()
+    assert not budget.wait()
+
+
 def test_what_runs_often_is_found_and_what_the_caller_chose_is_not(made: tuple[Engine, PerfDatabase]) -> None:
     engine, _ = made
     problems, vectors = HotProblems(), Vectors(N)

@@ -44,7 +44,7 @@ _CLIENT = Client("server", "confirmation", b"", Priority.BACKGROUND)
 
 class Confirmation:
     """Confirms one problem after the other, in a thread of its own. ``problems`` is to hear of all that are asked for;
-    ``changed`` is called in the thread when measurements were recorded, twice with a pause between."""
+    ``changed`` is called in the thread after every look, since measurements may have been recorded."""
 
     def __init__(
         self,
