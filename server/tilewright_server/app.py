@@ -91,11 +91,22 @@ class Application:
         Opens no device, but for a warm start, which ends early when it is not ``wanted`` any more: that is done in the
         background. One that the settings name must be there, though.
         """
+        self._begin(wanted)
+        self._load_rest()
+
+    def _begin(self, wanted: Callable[[], bool]) -> None:
         try:
             self._start(wanted)
         except BaseException:
             self._parts.close()
             raise
+
+    def _load_rest(self) -> None:
+        """In the background, what it serves without: requests that come earlier load what they need themselves."""
+        from tilewright_server.hosting.lifecycle.warm import load_rest
+
+        with contextlib.suppress(RuntimeError):  # no thread
+            threading.Thread(target=load_rest, args=(self.engine,), name="plugins", daemon=True).start()
 
     def _start(self, wanted: Callable[[], bool]) -> None:
         # Imported here: naming the composition root must not cost what running it does.
@@ -252,7 +263,7 @@ class Application:
         from tilewright_kit.loading.loader import PluginManager
 
         plugins = PluginManager(self.settings.plugins or None, self.settings.disabled_plugins)
-        plugins.load_entry_points()
+        plugins.load_entry_points(announced=True)
         return plugins
 
     def make_engine(self, plugins: PluginManager) -> Engine:
@@ -318,7 +329,7 @@ class Application:
         with process_signals() as signals:
             try:
                 with collecting_later():
-                    self.start(signals.empty)
+                    self._begin(signals.empty)
             except TilewrightError as error:
                 log.error("cannot start: %s", error)
                 return 1
@@ -329,6 +340,7 @@ class Application:
             self._say_ready()
             manager.tell("READY=1", "STATUS=serving at " + " ".join(self.addresses))
             self.inherited.say_ready()
+            self._load_rest()
             succession = Succession(self._shared, partial(self._succeeded, manager))
             while (number := signals.get()) in OTHERS:
                 if number == signal.SIGUSR2:

@@ -122,5 +122,5 @@ def test_a_model_of_another_generator_is_refused_loudly(
         check_model(read_model(path), operation, path.name)
     with caplog.at_level(logging.ERROR):
         models = LearnedModels([path], {"toy": operation})
-    assert [error.rule for error in models.refused] == ["model_file"]
+    assert [error.rule for error in models.read()] == ["model_file"]
     assert "a learned model is not used: foreign.npz" in caplog.text

@@ -4,3 +4,5 @@
 """
 
 __version__ = "0.1.0"
+TILEWRIGHT_OPERATIONS = {"rmsnorm": "rmsnorm"}
+"""Operations, and the first words of their kernels' names: known before the plugin is imported."""

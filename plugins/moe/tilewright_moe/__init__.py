@@ -4,3 +4,5 @@ Candidates, rules, times and the blocks of the kernels are GEMM's; how many rows
 """
 
 __version__ = "0.1.0"
+TILEWRIGHT_OPERATIONS = {"moe_gemm": "moe_gemm"}
+"""Operations, and the first words of their kernels' names: known before the plugin is imported."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.learned import LearnedModels
@@ -13,7 +14,9 @@ from tilewright_kit.selection.measurements import MeasurementSource, ShippedMeas
 from tilewright_kit.selection.strategies import Strategy
 from tilewright_server.measurements.database import PerfDatabase
 from tilewright_server.measurements.frozen import Frozen, SelectionLock
-from tilewright_server.measurements.trees import tree_evaluator
+
+if TYPE_CHECKING:
+    from tilewright_kit.selection.trees import Evaluator
 
 __all__ = ["Generations", "measured_strategies"]
 
@@ -25,10 +28,16 @@ def measured_strategies(plugins: PluginManager, database: Path | None, lock: Pat
     sources: list[MeasurementSource] = [ShippedMeasurements(plugins.measurements)]
     if database is not None:
         sources.append(PerfDatabase(database))
-    measured = Measured(sources, LearnedModels(plugins.models, plugins.operations, tree_evaluator()))
+    measured = Measured(sources, LearnedModels(plugins.models, plugins.operations, _evaluator))
     auto = Auto(measured)
     found: dict[str, Strategy] = {"measured": measured, "auto": auto}
     return found if lock is None else {**found, "frozen": Frozen(SelectionLock(lock), auto)}
+
+
+def _evaluator() -> Evaluator:
+    from tilewright_server.measurements.trees import tree_evaluator
+
+    return tree_evaluator()
 
 
 class Generations:

@@ -58,7 +58,7 @@ def config_of_record(record: Mapping[str, Any], operations: Mapping[str, R], nam
             rule="operation_name",
             fix=f"use one of {', '.join(operations)}",
         )
-    chosen = {name: operations[name]} if name else dict(operations)
+    chosen = {name: operations[name]} if name else dict(operations.items())
     offered: Iterable[object] = chosen.values()
     readers = [item for item in offered if isinstance(item, ReadsForeignConfigs)]
     if foreign := [item for item in readers if item.is_foreign(fields)]:

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
@@ -21,6 +18,12 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.kernel_sets.declare import KernelSet
 from tilewright_kit.types.dtypes import DType
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 __all__ = [
     "Analyzable",
@@ -38,8 +41,6 @@ __all__ = [
     "Tunable",
     "WorkShare",
 ]
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
@@ -17,11 +15,15 @@ from tilewright_kit.contract.problem import OperationRequest, Problem
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import KernelSet
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
 __all__ = ["Candidates", "Operation", "Prediction", "predictions_of"]
 
 P = TypeVar("P", bound=Problem)
 C = TypeVar("C", bound=KernelConfig)
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

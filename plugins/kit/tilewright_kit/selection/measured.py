@@ -58,6 +58,10 @@ class Measured:
         self._verdicts: dict[str, Verdicts[KernelConfig]] = {}
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Read learned models now, so that the first problem does not wait for it."""
+        self._models.read()
+
     @property
     def generation(self) -> object:
         """Changes with the measurements of any source."""

@@ -111,9 +111,7 @@ def _operation(item: OperationCounters) -> pb.StatisticsReply.Operation:
 
 def _plugins(plugins: PluginManager) -> list[pb.PluginStatus]:
     loaded = [
-        pb.PluginStatus(
-            name=item.name, version=item.version, loaded=True, operations=[each.name for each in item.operations]
-        )
+        pb.PluginStatus(name=item.name, version=item.version, loaded=True, operations=item.names)
         for item in plugins.loaded
     ]
     failed = [

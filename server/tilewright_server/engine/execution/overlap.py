@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import Operand, Role
 from tilewright_kit.types.errors import InvalidArgumentError
@@ -103,6 +101,8 @@ def _share(first: TensorDesc, first_address: int, second: TensorDesc, second_add
     """True if two tensors have a byte in common; True if that is too hard to tell."""
     if first.packing or second.packing:
         return True
+    import numpy as np  # takes a tenth of a second: a server is ready without it
+
     try:
         return bool(
             np.shares_memory(_view(first, first_address), _view(second, second_address), max_work=cast(Any, _MAX_WORK))
@@ -113,6 +113,8 @@ def _share(first: TensorDesc, first_address: int, second: TensorDesc, second_add
 
 def _view(desc: TensorDesc, address: int) -> Any:
     """The tensor's bytes as an array that is only asked for its bounds; the memory is not touched."""
+    import numpy as np
+
     item = desc.dtype.bytes
     memory: Any = (ctypes.c_uint8 * desc.nbytes).from_address(address)
     strides = (*(stride * item for stride in desc.strides), 1)

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.contract.abilities import ChecksValues
 from tilewright_kit.contract.device import DeviceInfo
@@ -20,9 +17,12 @@ from tilewright_kit.contract.problem import Problem, Role
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.devices.contract import shares_host_memory
 
-__all__ = ["ValueCheck", "value_check"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+    Array = npt.NDArray[Any]
+
+__all__ = ["ValueCheck", "value_check"]
 
 
 class ValueCheck:
@@ -69,17 +69,22 @@ def value_check(
 
 def _read(desc: TensorDesc, address: int) -> Array:
     if not desc.nbytes:
-        return np.empty(desc.shape, desc.dtype.numpy)
+        return _view(desc, b"")
     memory: Any = (ctypes.c_uint8 * desc.nbytes).from_address(address)
     found: Array = _view(desc, memory).copy()
     return found
 
 
 def _parse(desc: TensorDesc, content: bytes) -> Array:
-    return _view(desc, content) if desc.nbytes else np.empty(desc.shape, desc.dtype.numpy)
+    return _view(desc, content if desc.nbytes else b"")
 
 
 def _view(desc: TensorDesc, memory: Any) -> Array:
+    """The tensor in memory; an empty one takes none."""
+    import numpy as np  # takes a tenth of a second: a server is ready without it
+
+    if not desc.nbytes:
+        return np.empty(desc.shape, desc.dtype.numpy)
     item = desc.dtype.bytes
     found: Array = np.ndarray(desc.shape, desc.dtype.numpy, memory, strides=[stride * item for stride in desc.strides])
     return found

@@ -57,7 +57,7 @@ class Catalogs:
         strategies: Mapping[str, Strategy],
         default_strategy: str = "heuristic",
     ) -> None:
-        self.operations = dict(operations)
+        self.operations = operations
         self.strategies: dict[str, Strategy] = {"first_fit": FirstFit(), "heuristic": Heuristic(), **strategies}
         self._default = default_strategy
 

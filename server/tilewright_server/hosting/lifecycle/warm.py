@@ -15,7 +15,7 @@ from tilewright_server.engine.planning.warm_start import bundle_problems, journa
 from tilewright_server.protocol.signatures import read_trusted
 from tilewright_server.settings import Settings
 
-__all__ = ["make_ready", "open_default"]
+__all__ = ["load_rest", "make_ready", "open_default"]
 
 log = logging.getLogger("tilewright")
 
@@ -36,6 +36,19 @@ def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -
     workers = settings.build_workers or len(os.sched_getaffinity(0))
     ready, missed = warm_start(engine.plan, engine.devices.infos(), problems, workers, wanted)
     log.info("warm start: %d plans ready, %d not, %.1f s", ready, missed, time.monotonic() - begun)
+
+
+def load_rest(engine: Engine) -> None:
+    """Import what a server is ready without: the plugins that were only announced, and what models of them need."""
+    from tilewright_kit.selection.measured import Measured
+
+    try:
+        engine.plugins.finish()
+        for strategy in engine.strategies.values():
+            if isinstance(strategy, Measured):
+                strategy.prepare()
+    except Exception:  # a request that needs it meets the same error
+        log.exception("what requests need could not be loaded in advance")
 
 
 def open_default(engine: Engine, readiness: Readiness, ending: threading.Event) -> None:

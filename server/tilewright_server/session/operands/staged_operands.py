@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from tilewright_kit.contract.problem import Operand
 from tilewright_kit.types.errors import NotFoundError
 from tilewright_kit.types.tensor import TensorDesc, contiguous_strides
@@ -19,8 +17,6 @@ from tilewright_server.memory.staging_pool import Staging, StagingPool
 from tilewright_server.session.objects import OwnedObjects
 
 __all__ = ["OperandSlot", "OutputValue", "Staged", "StagedAllocation", "StagedInline", "StagedRegion", "StagedReturn"]
-
-_BY_SIZE: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +167,10 @@ class StagedReturn(Staged):
         if desc.packing or desc.is_contiguous:
             data = bytes(content)
         else:
+            import numpy as np  # takes a tenth of a second: a server is ready without it
+
             size = desc.dtype.bytes
-            flat = np.frombuffer(content, dtype=_BY_SIZE[size])
+            flat: Any = np.frombuffer(content, dtype=f"u{size}")
             strides = [stride * size for stride in desc.strides]
             data = np.lib.stride_tricks.as_strided(flat, desc.shape, strides, writeable=False).tobytes()
             desc = replace(desc, strides=contiguous_strides(desc.shape))
