@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tilewright_server.endpoints.rpc.server import RpcServer
     from tilewright_server.endpoints.rpc.watchdog import Watchdog
     from tilewright_server.engine.engine import Engine
-    from tilewright_server.hosting.grpc_connections import Connections
     from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
     from tilewright_server.hosting.monitoring.http import HttpListener
     from tilewright_server.protocol.unix_paths import SocketAccess
@@ -85,28 +84,21 @@ class Application:
         """Where clients reach it, in the form that they take."""
         return tuple(str(listener.address) for listener in self.listeners)
 
-    def start(self, wanted: Callable[[], bool] = lambda: True) -> None:
+    def start(self, wanted: Callable[[], bool] = lambda: True, *, rest: bool = True) -> None:
         """Listen and serve. On an error (``TilewrightError``) nothing is left behind.
 
         Opens no device, but for a warm start, which ends early when it is not ``wanted`` any more: that is done in the
-        background. One that the settings name must be there, though.
+        background, and so are imports of the ``rest``. A device that the settings name must be there, though.
         """
-        self._begin(wanted)
-        self._load_rest()
+        from tilewright_server.hosting.lifecycle.warm import load_the_rest
 
-    def _begin(self, wanted: Callable[[], bool]) -> None:
         try:
             self._start(wanted)
         except BaseException:
             self._parts.close()
             raise
-
-    def _load_rest(self) -> None:
-        """In the background, what it serves without: requests that come earlier load what they need themselves."""
-        from tilewright_server.hosting.lifecycle.warm import load_rest
-
-        with contextlib.suppress(RuntimeError):  # no thread
-            threading.Thread(target=load_rest, args=(self.engine,), name="plugins", daemon=True).start()
+        if rest:
+            load_the_rest(self.engine)
 
     def _start(self, wanted: Callable[[], bool]) -> None:
         # Imported here: naming the composition root must not cost what running it does.
@@ -118,6 +110,7 @@ class Application:
         from tilewright_server.endpoints.rpc.listeners import Listener
         from tilewright_server.endpoints.rpc.server import RpcServer
         from tilewright_server.hosting.audit import open_audit_log
+        from tilewright_server.hosting.grpc_connections import Connections
         from tilewright_server.hosting.lifecycle.observers import open_observers
         from tilewright_server.hosting.lifecycle.warm import make_ready, open_default
         from tilewright_server.hosting.limits import make_quotas, session_limits
@@ -165,7 +158,9 @@ class Application:
         self._own_address = self._own_door(certificates is not None)
         own = self._addresses(settings.kserve_listen, certificates is not None)
         self._kserve_listeners = serve_kserve(self, own, access, certificates, self._parts)
-        self._parts.callback(self._watch_connections().close)
+        connections = Connections([item.address for item in self._all_listeners()], settings.max_connections)
+        connections.start()  # ends those of whoever has too many
+        self._parts.callback(connections.close)
         self.local = self._listen_locally(access)
         if self.local is not None:
             opened.local_socket = str(self.local.path)
@@ -226,14 +221,6 @@ class Application:
         )
         self._parts.callback(local.close)
         return local
-
-    def _watch_connections(self) -> Connections:
-        """Ends connections of gRPC of whoever has too many."""
-        from tilewright_server.hosting.grpc_connections import Connections
-
-        connections = Connections([item.address for item in self._all_listeners()], self.settings.max_connections)
-        connections.start()
-        return connections
 
     def _all_listeners(self) -> list[Listener]:
         return [*self.listeners, *self._kserve_listeners]
@@ -314,6 +301,7 @@ class Application:
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import OTHERS, end_when_idle, process_signals
         from tilewright_server.hosting.lifecycle.succession import Succession
+        from tilewright_server.hosting.lifecycle.warm import load_the_rest
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.settings import inherited_sockets, service_manager
 
@@ -329,7 +317,7 @@ class Application:
         with process_signals() as signals:
             try:
                 with collecting_later():
-                    self._begin(signals.empty)
+                    self.start(signals.empty, rest=False)
             except TilewrightError as error:
                 log.error("cannot start: %s", error)
                 return 1
@@ -340,7 +328,7 @@ class Application:
             self._say_ready()
             manager.tell("READY=1", "STATUS=serving at " + " ".join(self.addresses))
             self.inherited.say_ready()
-            self._load_rest()
+            load_the_rest(self.engine)
             succession = Succession(self._shared, partial(self._succeeded, manager))
             while (number := signals.get()) in OTHERS:
                 if number == signal.SIGUSR2:

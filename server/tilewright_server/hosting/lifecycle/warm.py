@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 
+from tilewright_kit.selection.measured import Measured
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
 from tilewright_server.endpoints.readiness import Readiness
 from tilewright_server.engine.engine import Engine
@@ -15,7 +17,7 @@ from tilewright_server.engine.planning.warm_start import bundle_problems, journa
 from tilewright_server.protocol.signatures import read_trusted
 from tilewright_server.settings import Settings
 
-__all__ = ["load_rest", "make_ready", "open_default"]
+__all__ = ["load_the_rest", "make_ready", "open_default"]
 
 log = logging.getLogger("tilewright")
 
@@ -38,10 +40,15 @@ def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -
     log.info("warm start: %d plans ready, %d not, %.1f s", ready, missed, time.monotonic() - begun)
 
 
-def load_rest(engine: Engine) -> None:
-    """Import what a server is ready without: the plugins that were only announced, and what models of them need."""
-    from tilewright_kit.selection.measured import Measured
+def load_the_rest(engine: Engine) -> None:
+    """Import in the background what a server is ready without: plugins that were only announced, and their models.
+    Requests that come earlier, and all of them where there is no thread, load what they need themselves.
+    """
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=_load, args=(engine,), name="plugins", daemon=True).start()
 
+
+def _load(engine: Engine) -> None:
     try:
         engine.plugins.finish()
         for strategy in engine.strategies.values():
