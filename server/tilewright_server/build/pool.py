@@ -25,8 +25,8 @@ from tilewright_kit.types.errors import (
 )
 from tilewright_server.build.build import Build, BuildEvent, BuildState, Waiter
 from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta, artifact_key
+from tilewright_server.build.cache.budget import Budget
 from tilewright_server.build.cache.files import Lock
-from tilewright_server.build.cache.maintenance import Budget
 from tilewright_server.build.failures import from_outside
 from tilewright_server.build.fair_queue import FairQueue, Party, Place
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain

@@ -19,7 +19,6 @@ from tilewright_kit.contract.device import Device
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.loading.loader import PluginManager
-from tilewright_kit.selection.explain import explain
 from tilewright_kit.selection.strategies import Strategy
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError
 from tilewright_native import include_dir
@@ -242,6 +241,8 @@ class Engine:
 
         Builds nothing and opens no device. Raises what ``plan`` raises for a request that cannot be meant.
         """
+        from tilewright_kit.selection.explain import explain
+
         self._require_open()
         call.check()
         question = self._planner.question(request, selection)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnavailableError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["Filter", "PerfDatabase", "best_rows"]
 
@@ -149,6 +151,8 @@ class PerfDatabase:
     @contextmanager
     def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection, in one transaction if it is to write. A connection for each use needs no care for threads."""
+        import sqlite3
+
         try:
             with closing(sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)) as connection:
                 if write:

@@ -18,6 +18,7 @@ from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError
 from tilewright_server.build.cache import maintenance
 from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta
+from tilewright_server.build.cache.budget import Budget
 
 KEY = "ab" * 32
 BINARY = random.Random(0).randbytes(4000)
@@ -124,7 +125,7 @@ def test_a_kernel_that_was_published_counts_though_no_room_can_be_made(
         raise OSError(24, "Too many open files")
 
     cache.max_bytes = 1
-    budget = maintenance.Budget(cache)
+    budget = Budget(cache)
     with cache.staging() as staging:
         meta = ArtifactMeta.from_json(record())
         cache.publish(SourceUnit("kernel", "c++", "int x;\n", {}), meta, BINARY, "", staging)

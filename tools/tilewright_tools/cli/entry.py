@@ -13,9 +13,11 @@ __all__ = ["run"]
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command that ``arguments`` name and return its exit code."""
-    from tilewright_tools.cli.app import app
-
     try:
+        if (served := _served(arguments)) is not None:
+            return served
+        from tilewright_tools.cli.app import app
+
         app(list(arguments), prog_name="tilewright")
     except SystemExit as stop:
         return _code(stop)
@@ -33,6 +35,16 @@ def run(arguments: Sequence[str]) -> int:
         print_error(error)
         return exit_for(code, str(getattr(error, "rule", "")))
     return Exit.OK
+
+
+def _served(arguments: Sequence[str]) -> int | None:
+    """Exit code of a server, if the arguments are `serve` and flags that need no parser."""
+    if arguments[:1] != ["serve"]:
+        return None
+    from tilewright_tools.cli.service.starting import plain_flags, run_server
+
+    flags = plain_flags(arguments[1:])
+    return None if flags is None else run_server(flags)
 
 
 def _code(stop: SystemExit) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import lzma
 import tarfile
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -16,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_kit.contract.source import SourceUnit
-from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError
+from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.build.cache.artifacts import LOG, META, ArtifactCache, ArtifactMeta
 from tilewright_server.build.cache.files import io_error
 from tilewright_server.protocol.signatures import check_signature
 
 __all__ = [
-    "Budget",
     "Checked",
     "Entry",
     "Imported",
@@ -35,15 +32,12 @@ __all__ = [
     "verify",
 ]
 
-log = logging.getLogger(__name__)
-
 _MAX_ENTRY = 256 << 20
 _MAX_MEMBERS = 8
 """Source, binary, log and record, and some that later versions may add."""
 _DAMAGED = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of reading an archive that is cut off or damaged, besides an ``OSError`` without a number."""
 _GRACE_S = 5.0
-_RESCAN_EVERY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,30 +124,6 @@ def prune(cache: ArtifactCache, *, max_bytes: int | None = None, max_age_s: floa
         freed += entry.nbytes
         left -= entry.nbytes
     return Pruned(tuple(removed), freed, len(entries) - len(removed), left, in_use)
-
-
-class Budget:
-    """Keeps a cache within its budget while entries are added, without reading the whole of it each time."""
-
-    def __init__(self, cache: ArtifactCache) -> None:
-        self._cache = cache
-        self._bytes = 0
-        self._until_scan = 0
-        self._lock = threading.Lock()
-
-    def added(self, nbytes: int) -> None:
-        """An entry of about ``nbytes`` was published. Other processes' entries count from the next scan on."""
-        with self._lock:
-            self._bytes += nbytes
-            if self._until_scan == 0:
-                self._bytes, self._until_scan = total_bytes(self._cache), _RESCAN_EVERY
-            self._until_scan -= 1
-            if self._bytes > self._cache.max_bytes:
-                try:
-                    # Some room is made at once, or every publication would prune.
-                    self._bytes = prune(self._cache, max_bytes=self._cache.max_bytes * 9 // 10).kept_bytes
-                except (OSError, TilewrightError) as error:  # what was published is there all the same
-                    log.warning("the kernel cache could not be kept to its size: %s", error)
 
 
 def export_entries(cache: ArtifactCache, archive: Path, keys: Iterable[str] | None = None) -> int:

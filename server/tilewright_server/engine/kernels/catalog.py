@@ -11,7 +11,6 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.operation import Operation
-from tilewright_kit.kernel_sets.registry import Registry
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
 from tilewright_server.build.cache.artifacts import LOG, ArtifactCache
 from tilewright_server.engine.kernels.names import Catalogs, close_kernels, close_names
@@ -160,6 +159,8 @@ class KernelCatalog:
     ) -> Mapping[str, Any]:
         """Matching kernels as the registry's JSON document."""
         spec = self.arch(arch)
+        from tilewright_kit.kernel_sets.registry import Registry
+
         registry = Registry("tilewright")
         found = list(self._select(operation, kernel_set, spec, pattern, session))
         own = {item for each in self._chosen(operation) for item in self._registered.of(each.name, session)}

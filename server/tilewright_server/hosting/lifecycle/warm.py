@@ -13,8 +13,6 @@ from tilewright_kit.selection.measured import Measured
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
 from tilewright_server.endpoints.readiness import Readiness
 from tilewright_server.engine.engine import Engine
-from tilewright_server.engine.planning.warm_start import bundle_problems, journal_problems, warm_start
-from tilewright_server.protocol.signatures import read_trusted
 from tilewright_server.settings import Settings
 
 __all__ = ["load_the_rest", "make_ready", "open_default"]
@@ -29,6 +27,11 @@ def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -
     """Plan, build and load what the settings name, for as long as that is ``wanted``. Raises what reading the files
     raises.
     """
+    if settings.bundle is None and settings.warm is None and settings.trusted_keys is None:
+        return
+    from tilewright_server.engine.planning.warm_start import bundle_problems, journal_problems, warm_start
+    from tilewright_server.protocol.signatures import read_trusted
+
     keys = read_trusted(settings.trusted_keys) if settings.trusted_keys is not None else ()
     problems = bundle_problems(settings.bundle, keys) if settings.bundle is not None else []
     problems += journal_problems(settings.warm) if settings.warm is not None else []

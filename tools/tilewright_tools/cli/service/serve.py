@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from tilewright_server.settings import TABLE, Setting
 from tilewright_tools.cli.console.output import examples
+from tilewright_tools.cli.service.starting import CONFIG, LISTS, names_of, run_server
 
 __all__ = ["EPILOG", "serve"]
 
@@ -29,29 +28,18 @@ def serve(**flags: Any) -> None:
     Every flag is also a line of the settings file (TOML, same name with underscores) and an environment variable
     (TILEWRIGHT_ and the name in capitals). Flags win over the environment, and that over the file.
     """
-    from tilewright_server import settings
-    from tilewright_server.app import Application
-
-    file: str | None = flags.pop("config", None)
-    config = None if file is None else Path(file)
-    given = {name: value for name, value in flags.items() if value not in (None, [], ())}
-    reread = partial(settings.load, given, config)
-    code = Application(reread(), reread).run()
+    code = run_server(flags)
     if code:
         raise typer.Exit(code)
 
 
 def _parameter(row: Setting) -> inspect.Parameter:
     annotation: Any
-    names = [row.flag]
+    names = names_of(row)
     if row.kind == "flag":
         annotation, names = bool | None, [f"{row.flag}/--no-{row.flag[2:]}"]
-    elif row.kind in ("names", "addresses"):
-        annotation = list[str] | None
-        if row.flag.endswith("s"):
-            names.insert(0, row.flag[:-1])  # one name at a time reads better in the singular
     else:
-        annotation = str | None
+        annotation = list[str] | None if row.kind in LISTS else str | None
     shown = "" if row.default in (None, "", ()) else f" Default: {_text(row.default)}."
     # Values are checked by the settings module, which names the rule, and not twice.
     option = typer.Option(None, *names, help=row.doc.replace("[", "\\[") + shown, metavar=row.kind.upper())
@@ -72,7 +60,7 @@ def _signature() -> inspect.Signature:
     config = inspect.Parameter(
         "config",
         inspect.Parameter.KEYWORD_ONLY,
-        default=typer.Option(None, "--config", help="Settings file (TOML).", metavar="FILE"),
+        default=typer.Option(None, CONFIG, help="Settings file (TOML).", metavar="FILE"),
         annotation=str | None,
     )
     return inspect.Signature([config, *(_parameter(row) for row in TABLE)])
