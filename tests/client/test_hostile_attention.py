@@ -203,8 +203,8 @@ def test_pages_without_a_table_are_refused(client: tw.Client) -> None:
     ("changes", "field", "rule"),
     [
         ({"page_size": 12}, "page_size", "page_size_power"),
-        ({"hdim": 7}, "hdim", "hdim_range"),
-        ({"hdim_v": 264}, "hdim_v", "hdim_range"),
+        ({"hdim": 1025}, "hdim", "hdim_range"),
+        ({"hdim_v": 1025}, "hdim_v", "hdim_range"),
         ({"dtype": "int8"}, "dtype", "dtype_combination"),
         ({"pages": 1 << 40}, "pages", "size"),
         ({"pages": 1 << 20, "page_size": 1, "sequences": 1 << 20}, "max_pages", "size"),

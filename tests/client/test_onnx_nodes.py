@@ -122,14 +122,10 @@ def attention(client, node, q, k, v, mask=None):
         q = q.reshape(*q.shape[:2], heads, -1).swapaxes(1, 2)
         k, v = (item.reshape(*item.shape[:2], kv_heads, -1).swapaxes(1, 2) for item in (k, v))
     more = {name: given[name] for name in ("scale", "softcap") if given.get(name)}
-    more.setdefault("scale", q.shape[-1] ** -0.5)
     sides = given.get("left_window_size", -1), given.get("right_window_size", -1)
     if max(sides) >= 0:
         more["window"] = sides
-    causal, width = bool(given.get("is_causal", 0)), v.shape[-1]
-    # As the client's refusal of such heads says.
-    q, k, v = (np.pad(item, ((0, 0),) * 3 + ((0, -item.shape[-1] % 8),)) for item in (q, k, v))
-    y = client.attention(q, k, v, mask, is_causal=causal, **more)[..., :width]
+    y = client.attention(q, k, v, mask, is_causal=bool(given.get("is_causal", 0)), **more)
     return y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
 
 

@@ -42,6 +42,8 @@ CASES: list[Case] = [
     ("trload_support", NEW_AMD, {}, {"use_trload": True}),
     ("hdim_multiple_of_8", CPU, {}, {"hdim": (60, 64)}),
     ("hdim_multiple_of_8", AMD, {}, {"hdim": (512, 64)}),
+    ("hdim_multiple_of_8", CPU, {}, {"hdim": (1088, 64)}),
+    ("hdim_arch", CPU, {"hdim": (320, 64)}, {"hdim": (264, 64)}),
     ("hdim_arch", AMD, {}, {"hdim": (40, 72)}),
     ("trload_symmetric", NEW_AMD, {"pipeline": "qr_async_trload"}, {"hdim": (128, 64)}),
     ("tile_lengths", CPU, {}, {"tile": (64, 128)}),

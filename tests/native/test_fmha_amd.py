@@ -45,6 +45,7 @@ def cases(arch: str) -> dict[str, tuple[GpuFmhaKernel, FmhaShape]]:
         "alibi": (fp16.replace(bias="alibi", v_col=True, skip_min=True), LENGTHS.replace(min_q=4)),
         "fp8": (fp8.replace(qscale="pertensor"), FmhaShape(batch=1, seq=(20, 40), heads=(2, 1))),
         "split": (split, FmhaShape(batch=1, seq=(1, 130), heads=(4, 2), splits=3)),
+        "odd_heads": (split, FmhaShape(batch=1, seq=(9, 70), hdim=(37, 51), heads=(4, 2), splits=2)),
         "paged": (bf16.replace(**PAGED, kv_lookup="sglang"), LENGTHS.replace(page=8)),
         "vectorized": (fp16.replace(**PAGED, kv_layout="vectorized", varlen=True), LENGTHS.replace(page=16)),
     }  # fmt: skip
@@ -52,7 +53,7 @@ def cases(arch: str) -> dict[str, tuple[GpuFmhaKernel, FmhaShape]]:
 
 EVERY = ("gfx942",)
 """Archs that have every feature; others have the products."""
-PRODUCTS = ("fp32", "bf16", "varlen", "scores_bf16")
+PRODUCTS = ("fp32", "bf16", "varlen", "scores_bf16", "odd_heads")
 CASES = {
     f"{arch}_{name}": case
     for arch in ARCHS

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.config.pipelines import FEW_ROWS
+from tilewright_fmha.footprint.backward_partition import on_mma
+from tilewright_fmha.problem.problem import VECTOR, FmhaProblem
 from tilewright_fmha.problem.signature import signature_of
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.selection.applicability import other_signature
 
-__all__ = ["families_of", "signature_mismatches"]
+__all__ = ["families_of", "head_mismatches", "signature_mismatches"]
 
 _LOOSE = ("family", "hdim", "page_size", "deterministic")
 """Fields in which a kernel may do more than the problem asks."""
@@ -88,3 +91,21 @@ def _capacities(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]
         log2 = (asked - 1).bit_length()
         reason = f"the caller asked for {asked} parts of the keys, plans of the kernel have up to {config.max_splits}"
         yield Violation("splits", "max_splits_log2", config.max_splits_log2, reason, {"max_splits_log2": log2})
+
+
+def head_mismatches(problem: FmhaProblem, config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Heads whose rows a kernel of a GPU cannot store: it stores vectors of a row, which end with the row only where
+    heads are multiples of ``VECTOR``. What adds up the parts of split keys stores single elements.
+    """
+    if config.is_forward and problem.odd_values:
+        if config.family is not Family.SPLITKV or config.pipeline == FEW_ROWS:
+            reason = f"it stores {VECTOR} elements of a row at a time, and values have heads of {problem.hdim_v}"
+            yield Violation("head_vectors", "family", config.family.value, reason, {"family": Family.SPLITKV})
+    elif config.family is Family.DQ_DK_DV and arch.kind == "cuda" and not on_mma(config, arch):
+        odd = next((size for size in (problem.hdim_q, problem.hdim_v) if size % VECTOR), 0)
+        if odd:
+            reason = (
+                f"gradients in {config.dtype} are stored {VECTOR} elements at a time, and heads have {odd}: those in "
+                "fp16 and bf16, and those of CPUs and AMD GPUs, take any size"
+            )
+            yield Violation("head_vectors", "hdim", (problem.hdim_q, problem.hdim_v), reason)

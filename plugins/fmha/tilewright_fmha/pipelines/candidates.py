@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilewright_fmha.candidates.applicability import families_of, signature_mismatches
+from tilewright_fmha.candidates.applicability import families_of, head_mismatches, signature_mismatches
 from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles, spec_of
+from tilewright_fmha.config.heads import held_hdim
 from tilewright_fmha.config.pipelines import family_pipelines
 from tilewright_fmha.config.tile_order import tile_order
 from tilewright_fmha.launch.splits import wants_splits
@@ -54,7 +55,7 @@ def signature_fields(problem: FmhaProblem, family: Family, device: DeviceInfo) -
     spec = spec_of(device.arch)
     columns = spec.combine_columns if family is Family.SPLITKV else 1
     own = (problem.hdim_q, problem.hdim_v)
-    hdim = spec.hdim_for(problem.dtype.value, *own, columns) or own
+    hdim = held_hdim(device.arch, problem.dtype.value, *own, columns) or own
     found = {**signature_of(problem), "family": family, "hdim": hdim}
     templates = templates_of(device.arch.kind, Family.DQ_DK_DV).values()
     if problem.family is Family.DQ_DK_DV and not any("atomics" in words for words in templates):
@@ -94,6 +95,8 @@ def fmha_mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo
 
 def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Iterator[Violation]:
     yield from signature_mismatches(problem, config)
+    if device.arch.kind != "cpu":
+        yield from head_mismatches(problem, config, device.arch)
     record = record_of(config.pipeline, device.arch.kind)
     if record is not None:
         yield from record.mismatches(problem, config)
@@ -109,7 +112,8 @@ def predict_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -
 
 def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
     """Why there is no kernel for the problem, and which is the nearest; None if there are some."""
-    split = problem.num_splits > 1 and Family.SPLITKV in families_of(problem)
+    odd = problem.odd_values and device.arch.kind != "cpu"
+    split = (problem.num_splits > 1 or odd) and Family.SPLITKV in families_of(problem)
     config = with_signature(problem, Family.SPLITKV if split else problem.family, device)
     violations = (*RULES.check(config, device.arch), *fmha_mismatches(problem, config, device))
     return violations[0] if violations else None
@@ -137,7 +141,7 @@ def _split(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:
     for config in (*_proposed(problem, family, device), *_valid_cuts(problem, family, device)):
         cut = config.replace(max_splits_log2=max(_MOST_SPLITS_LOG2, asked))
         packed = cut.replace(pack_gqa=True) if problem.group > 1 else cut
-        if problem.num_splits or wants_splits(problem, packed, device):
+        if problem.num_splits or problem.odd_values or wants_splits(problem, packed, device):
             yield packed
             if packed != cut:
                 yield cut

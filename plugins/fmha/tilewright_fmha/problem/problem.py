@@ -35,6 +35,7 @@ from tilewright_kit.types.dtypes import DType
 
 __all__ = [
     "PROBLEMS",
+    "VECTOR",
     "AttentionBackwardProblem",
     "AttentionProblem",
     "FmhaProblem",
@@ -44,6 +45,10 @@ __all__ = [
     "Scaling",
     "Strides",
 ]
+
+
+VECTOR = 8
+"""Elements of a row that kernels of GPUs store at a time, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,8 @@ class FmhaProblem(Problem):
 
     @property
     def v_row_major(self) -> bool:
-        return not self._column_major("v")
+        """True also of values of one element, which lie in both ways."""
+        return self.hdim_v == 1 or not self._column_major("v")
 
     @property
     def v_layout(self) -> VLayout:
@@ -217,6 +223,11 @@ class FmhaProblem(Problem):
     @property
     def qscale(self) -> QScale:
         return self.scaling.kind if self.scaling else QScale.NONE
+
+    @property
+    def odd_values(self) -> bool:
+        """True if rows of the output are no whole vectors."""
+        return self.hdim_v % VECTOR > 0
 
     @property
     def has_dropout(self) -> bool:

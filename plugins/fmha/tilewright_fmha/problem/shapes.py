@@ -14,7 +14,7 @@ from tilewright_kit.types.tensor import MAX_ELEMENTS, TensorDesc
 __all__ = ["MAX_HDIM", "Sizes", "check_heads", "check_lengths", "check_pair", "check_work", "rank", "read_queries"]
 
 MAX_FLOPS = 2**62
-MIN_HDIM, MAX_HDIM = 8, 256
+MIN_HDIM, MAX_HDIM = 1, 1024
 
 
 @dataclass(slots=True)
@@ -125,23 +125,15 @@ def check_heads(sizes: Sizes, name: str, desc: TensorDesc) -> None:
         )
 
 
-def _padding_hint(name: str, hdim: int, wider: int) -> str:
-    """The scale follows from the heads of q and k; those of v are only cut off the result."""
-    if name == "v":
-        return f": pad v with zeros to {wider}, and leave the last {wider - hdim} elements of the result out"
-    return f": pad q and k with zeros to {wider}, and give scale={hdim}**-0.5"
-
-
 def check_hdim(name: str, desc: TensorDesc, hdim: int) -> None:
-    if hdim % 8 or not MIN_HDIM <= hdim <= MAX_HDIM:
-        wider = min(max(-(-hdim // 8) * 8, MIN_HDIM), MAX_HDIM)
+    """A head has elements, and not more than any kernel's; which of these a device has kernels for is said by rules."""
+    if not MIN_HDIM <= hdim <= MAX_HDIM:
         raise refuse(
             f"{name} has heads of {hdim} elements",
             f"{name}.shape",
             desc.shape,
             "hdim_range",
-            f"use a multiple of 8 from {MIN_HDIM} to {MAX_HDIM}"
-            + (_padding_hint(name, hdim, wider) if 0 < hdim < MAX_HDIM else ""),
+            f"use heads of {MIN_HDIM} to {MAX_HDIM} elements",
         )
 
 

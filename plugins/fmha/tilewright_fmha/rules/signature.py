@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.heads import CPU_MOST_HDIM, held_hdim, most_hdim
 from tilewright_fmha.config.judging import must_be
 from tilewright_fmha.config.pipelines import family_pipelines
 from tilewright_fmha.vocabulary import (
@@ -28,7 +29,7 @@ __all__ = ["SIGNATURE_RULES", "plain_dtype"]
 
 _PAGED = (Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL, Family.APPENDKV)
 _UNSCALED = (FmhaDType.FP32, FmhaDType.FP16, FmhaDType.BF16)
-LEAST_HDIM, MOST_HDIM = 8, 256
+LEAST_HDIM = 8
 
 
 def plain_dtype(dtype: FmhaDType) -> FmhaDType:
@@ -111,19 +112,26 @@ def trload_support(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def hdim_multiple_of_8(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Heads have 8 to 256 elements, in multiples of 8."""
-    q, v = (min(max(-(-size // 8) * 8, LEAST_HDIM), MOST_HDIM) for size in config.hdim)
-    reason = f"heads have {LEAST_HDIM} to {MOST_HDIM} elements, in multiples of 8"
+    """Kernels hold heads of 8 to 256 elements, in multiples of 8; on CPUs up to 1024."""
+    most = most_hdim(arch)
+    q, v = (min(max(-(-size // 8) * 8, LEAST_HDIM), most) for size in config.hdim)
+    reason = f"kernels hold heads of {LEAST_HDIM} to {most} elements, in multiples of 8"
+    if most < CPU_MOST_HDIM and max(config.hdim) > most:
+        reason += f" (those of CPUs up to {CPU_MOST_HDIM})"
     yield from must_be("hdim_multiple_of_8", config, "hdim", (q, v), reason)
 
 
 def hdim_arch(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Kernels are compiled for the sizes of heads that the arch lists; smaller ones are padded."""
+    """Kernels are compiled for the sizes of heads that the arch lists, and on CPUs for large ones in steps; smaller
+    ones are padded.
+    """
     spec = attention_of(arch)
     listed = spec.hdims.get(config.dtype.value, ()) if spec else ()
     if not listed or config.hdim in listed or spec is None:
         return
-    other = spec.hdim_for(config.dtype.value, *config.hdim) or listed[-1]
+    other = held_hdim(arch, config.dtype.value, *config.hdim) or listed[-1]
+    if other == config.hdim:
+        return
     reason = f"kernels of {config.dtype} on {arch.id} hold heads of {', '.join(f'{q}x{v}' for q, v in listed[:12])}"
     yield Violation("hdim_arch", "hdim", config.hdim, reason, {"hdim": other})
 
@@ -223,7 +231,7 @@ def backward_features(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]
 
 
 SIGNATURE_RULES = (
-    arch_known, family_known, dtype_arch, backward_dtype, forward_dtype, pipeline_arch, trload_support,
-    hdim_multiple_of_8, hdim_arch, group_padding, randval_dropout, dbias_bias, bias_type, sink_mask, paged_family,
+    arch_known, family_known, dtype_arch, backward_dtype, forward_dtype, hdim_multiple_of_8, pipeline_arch,
+    trload_support, hdim_arch, group_padding, randval_dropout, dbias_bias, bias_type, sink_mask, paged_family,
     vectorized_page, qscale_dtype, kv_blockscale_paged, rope_family, backward_features,
 )  # fmt: skip

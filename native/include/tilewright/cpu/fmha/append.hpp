@@ -15,7 +15,8 @@ struct FmhaAppend {
   using V = typename Config::V;
   static constexpr bool turns = Config::rope != FmhaRope::none;
   static constexpr bool vectorized = Config::paged && Config::kv_layout == KvLayout::vectorized;
-  static constexpr int kRows = 16, kCopied = 64, kWidest = 256;
+  static constexpr int kRows = 16, kCopied = 64;
+  static constexpr int kWidest = (int)max_of(max_of(Config::hdim_q, Config::hdim_v), 256);  // elements of a row
 
   const tw_fmha_args& args;
   FmhaStatus status = {};

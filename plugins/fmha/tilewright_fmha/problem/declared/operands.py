@@ -80,7 +80,7 @@ _SCALES = tuple(
 )  # fmt: skip
 _Q = _input(
     "q", "Queries.", _ROWS, (3, 4), _TYPES,
-    f"D is a multiple of 8 from 8 to 256. Three dimensions with `cu_seqlens_q`. {_STRIDED}",
+    f"D is from 1 to 256, on CPUs to 1024. Three dimensions with `cu_seqlens_q`. {_STRIDED}",
 )  # fmt: skip
 _SAME = "A number of heads that divides that of `q`. "
 _LSE = ("[B, H, S]", "[H, rows]")
