@@ -211,3 +211,90 @@ def test_the_asyncio_client_has_caches_too(real_server: Any) -> None:
 
     found, want = asyncio.run(decode())
     close(found, want)
+
+
+# ---- caches in fp8, and what attend takes ----
+
+BF16 = tw.DTYPES["bf16"]
+
+
+def stored(rows: Any, factor: Any) -> Any:
+    """Rows [B, Hk, N, D] as a cache of fp8 gives them back."""
+    wide = rows.astype(np.float32) / np.asarray(factor, np.float32).reshape(-1, 1, 1)
+    held = np.clip(wide, -448, 448).astype(tw.DTYPES["fp8"]).astype(np.float64)
+    return held * np.asarray(factor, np.float64).reshape(-1, 1, 1)
+
+
+def test_a_cache_of_fp8_rounds_what_is_appended_and_gives_it_back_times_its_factors(client: tw.Client) -> None:
+    told, factor = Told(), [0.02, 0.5]
+    words: dict[str, Any] = {"dtype": "fp8", "sequences": 2, "k_descale": factor, "v_descale": 0.03}
+    with client.kv_cache(8, 16, HK, D, **words) as cache:
+        ids = [cache.add(), cache.add()]
+        for count in (5, 1):
+            k, v, q = (random(2, heads, count, D).astype(BF16) for heads in (HK, HK, H))
+            told.append(ids, stored(k, factor), stored(v, [0.03] * HK))
+            y = cache.attend(ids, q, k=k, v=v)
+            for place, item in enumerate(ids):
+                close(y[place], told.attend(item, q[place]), 2e-2)
+        cache.append(ids, k, v)
+        told.append(ids, stored(k, factor), stored(v, [0.03] * HK))
+        k8, v8 = (item.astype(tw.DTYPES["fp8"]) for item in (k, v))  # stored as they come
+        cache.append(ids, k8, v8)
+        told.append(ids, *(item.astype(np.float64) * scale for item, scale in
+                           ((k8, np.reshape(factor, (-1, 1, 1))), (v8, 0.03))))  # fmt: skip
+        y = cache.attend(ids, q)
+        for place, item in enumerate(ids):
+            close(y[place], told.attend(item, q[place]), 2e-2)
+
+
+def test_a_step_has_slopes_learned_sinks_windows_and_logarithms(client: tw.Client) -> None:
+    told, slopes, sinks = Told(), np.array([0.5, 0.25, 0.125, 0.0625]), np.array([0.1, 0.2, 0.3, 0.4])
+    with client.kv_cache(8, 16, HK, D, dtype="fp32", sequences=1) as cache:
+        a = cache.add()
+        for count in (9, 1):  # also one query alone stands for the last token
+            q, k, v = (random(1, heads, count, D) for heads in (H, HK, HK))
+            told.append([a], k, v)
+            keys, values = (array[None] for array in told.rows[a])
+            rows, length = np.arange(count)[:, None], keys.shape[2]
+            distance = np.abs(rows + length - count - np.arange(length))
+            y, lse = cache.attend(a, q, k=k, v=v, alibi_slopes=slopes.tolist(), return_lse=True)
+            bias = -slopes[:, None, None] * distance
+            want, sums = by_hand.attend(q, keys, values, visible(count, length, right=0, bottom=True), bias=bias)
+            close(y, want)
+            close(lse, sums)
+        y, lse = cache.attend(a, q, sinks=sinks.tolist(), window=(2, 0), sink_size=1, return_lse=True)
+        seen = visible(1, length, right=0, left=2, bottom=True)
+        seen[:, 0] = True
+        want, sums = by_hand.attend(q, keys, values, seen)
+        total = np.logaddexp(sums, sinks[:, None])
+        close(lse, total)
+        close(y, want * np.exp(sums - total)[..., None])
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "rule"),
+    [
+        ({"dtype": "bf16", "k_descale": 0.5}, "k_descale", "scale_dtype"),
+        ({"dtype": "fp8", "v_descale": [1.0, 2.0, 3.0]}, "v_descale", "descale_shape"),
+        ({"dtype": "fp8", "k_descale": 0.0}, "k_descale", "descale_shape"),
+        ({"dtype": "fp8", "k_descale": "large"}, "k_descale", "descale_shape"),
+    ],
+)
+def test_factors_that_mean_nothing_are_refused(client: tw.Client, words: Any, field: str, rule: str) -> None:
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.kv_cache(4, 16, HK, D, **words)
+    assert (caught.value.field, caught.value.rule) == (field, rule)
+    assert caught.value.fix
+
+
+def test_steps_without_effect_are_refused(client: tw.Client) -> None:
+    with client.kv_cache(4, 16, HK, D, dtype="fp8", sequences=1) as cache:
+        a = cache.add()
+        k = random(1, HK, 1, D)
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            cache.append(a, k.astype(tw.DTYPES["fp8"]), k.astype(tw.DTYPES["fp8"]), k_descale=0.5)
+        assert (caught.value.field, caught.value.rule) == ("k_descale", "scale_dtype")
+        cache.append(a, k.astype(BF16), k.astype(BF16), k_descale=0.5)  # as the fix says
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            cache.attend(a, random(1, H, 1, D).astype(BF16), sink_size=2)
+        assert (caught.value.field, caught.value.rule) == ("sink_size", "no_effect")

@@ -81,6 +81,13 @@ def append_paged_of(dtype: str = "fp16") -> Descs:
     return {**tensors, "seqlens_k": ints(3), "block_table": ints(3, 4)}
 
 
+def append_rounded_of(dtype: str = "bf16", paged: bool = True, **factors: tuple[int, ...]) -> Descs:
+    """New rows of 16 bits for a cache of fp8, and shapes of the factors that they are divided by."""
+    tensors = append_paged_of("fp8") if paged else append_of("fp8")
+    tensors |= {name: desc(dtype, *tensors[name].shape) for name in ("k_new", "v_new")}
+    return {**tensors, **{f"{name}_descale": desc("fp32", *shape) for name, shape in factors.items()}}
+
+
 ROTARY: Descs = {"rotary_cos": desc("fp32", 32, 4), "rotary_sin": desc("fp32", 32, 4)}
 
 

@@ -14,6 +14,7 @@ from fmha_requests import (
     ROTARY,
     append_of,
     append_paged_of,
+    append_rounded_of,
     batch_of,
     desc,
     drawn,
@@ -85,6 +86,12 @@ APPENDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows": (append_of("fp32"), {}),
     "turned": ({**append_of("bf16"), **ROTARY, "q": desc("bf16", 2, 4, 3, 16)}, {"rope": "half"}),
     "pages": ({**append_paged_of("fp16"), **ROTARY}, {"rope": "interleaved", "return_status": True}),
+    "rounded": ({**append_rounded_of("fp16", paged=False, k=(2, 2))}, {}),
+    "rounded_pages": (
+        {**append_rounded_of("bf16", k=(2,), v=()), **ROTARY, "q": desc("bf16", 3, 4, 3, 16)},
+        {"rope": "half", "return_status": True},
+    ),
+    "fp8_turned": ({**append_of("fp8"), **ROTARY}, {"rope": "interleaved"}),
     "chosen": (
         {
             **append_of("fp32"),
@@ -119,7 +126,7 @@ def of_words(name: str) -> OperationRequest:
 
 def appending(name: str) -> OperationRequest:
     tensors, words = APPENDS[name]
-    outputs = {"seqlens_out": ints(3 if name == "pages" else 2)} if name != "rows" else {}
+    outputs = {"seqlens_out": ints(3 if "pages" in name else 2)} if name != "rows" else {}
     return OperationRequest(KV_APPEND, tensors, outputs, words)
 
 

@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 from closed_memory import CANARY, scratch_of, stored
 from cpu_kernels import INCLUDE, Array, compiler
-from fmha_requests import REFERENCES, ROTARY, append_of, backward_of, batch_of, desc, drawn, ints, paged_of
+from fmha_requests import (
+    REFERENCES,
+    ROTARY,
+    append_of,
+    append_rounded_of,
+    backward_of,
+    batch_of,
+    desc,
+    drawn,
+    ints,
+    paged_of,
+)
 
 import tilewright_arch
 from tilewright_fmha.codegen import generate
@@ -47,6 +58,14 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Family]] = {
         Family.DQ_DK_DV,
     ),
     "append": (KV_APPEND, {**append_of("fp16"), **ROTARY, "q": desc("fp16", 2, 4, 3, 16)}, {}, Family.APPENDKV),
+    "append fp8 turned": (KV_APPEND, {**append_of("fp8"), **ROTARY}, {"rope": "half"}, Family.APPENDKV),
+    "append rounded": (
+        KV_APPEND,
+        {**append_rounded_of("bf16", k=(3, 2), v=(2,)), **ROTARY, "q": desc("bf16", 3, 4, 3, 16)},
+        {},
+        Family.APPENDKV,
+    ),
+    "append rounded rows": (KV_APPEND, append_rounded_of("fp16", paged=False, v=()), {}, Family.APPENDKV),
 }
 
 
@@ -114,7 +133,7 @@ def run(
 @pytest.mark.extended
 def test_planned_kernels_are_right(name: str, gpu: DeviceInfo, folder: Path) -> None:
     operation, tensors, words, family = REQUESTS[name]
-    outputs = {"seqlens_out": ints(2)} if name == "append" else {}
+    outputs = {"seqlens_out": ints(*tensors["seqlens_k"].shape)} if operation == KV_APPEND else {}
     request = OperationRequest(operation, tensors, outputs, words)
     problem = PARSERS[operation](request)
     # Hopper's own kernels want its copy engine, which a CPU has not.

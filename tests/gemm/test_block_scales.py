@@ -179,7 +179,7 @@ def test_the_set_has_both_kinds_of_blocks_and_no_default_kernel() -> None:
         assert len(names) == len(found) and all("scaleA1x128" in item for item in names)
 
 
-@pytest.mark.parametrize("name", ["x86-64-v3", "sm_90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4+bf16+vnni", "sm_90a", "gfx942", "gfx950"])
 @pytest.mark.parametrize("block", [SQUARES, COLUMNS])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 7168, 2048), (300, 500, 700), (4096, 4096, 4096)])
 def test_every_device_has_candidates_with_and_without_slices(name: str, block: str, m: int, n: int, k: int) -> None:

@@ -262,6 +262,34 @@ def test_new_rows_are_appended_in_place(
         assert relative(torch, found[2], want) <= 2 * FLOOR[dtype]
 
 
+@pytest.mark.parametrize("style", ["", "half"])
+def test_new_rows_are_rounded_to_a_cache_in_eight_bits(torch: Any, client: tilewright.Client, style: str) -> None:
+    torch.manual_seed(11)
+    lengths, rows, factors = (30, 0), 3, torch.tensor([0.01, 0.5], device=DEVICE)
+    k_new, v_new = (torch.randn(2, 2, rows, 64, device=DEVICE).bfloat16() for _ in "kv")
+    caches = [torch.zeros(2, 2, 80, 64, device=DEVICE).to(torch.float8_e4m3fn) for _ in "kv"]
+    seqlens = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    angles = torch.arange(100, device=DEVICE)[:, None] * 10.0 ** -torch.arange(16, device=DEVICE)
+    words: dict[str, Any] = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "rotary": style} if style else {}
+    client.kv_append(k_new, v_new, *caches, seqlens, k_descale=factors, v_descale=factors, **words)
+    torch.cuda.synchronize()
+    for b, length in enumerate(lengths):
+        turned = k_new[b]
+        if style:
+            turned = rotated(torch, turned, length, words["rotary_cos"], words["rotary_sin"], style).bfloat16()
+        for cache, new in zip(caches, (turned, v_new[b]), strict=True):
+            want = (new.float() / factors[:, None, None]).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+            have = cache[b, :, length : length + rows].float()
+            assert relative(torch, have, want) <= 2e-3  # a tie may fall to the other side where keys were turned
+            assert style or torch.equal(have, want)
+    plain = [torch.randn(2, 2, rows, 64, device=DEVICE).to(torch.float8_e4m3fn) for _ in "kv"]
+    if style:  # rows of 8 bits are turned as well
+        client.kv_append(*plain, *caches, seqlens, **words)
+        torch.cuda.synchronize()
+        want = rotated(torch, plain[0][1], 0, words["rotary_cos"], words["rotary_sin"], style)
+        assert relative(torch, caches[0][1, :, :rows].float(), want) <= 4e-2
+
+
 def test_a_loop_of_decoding(torch: Any, client: tilewright.Client) -> None:
     torch.manual_seed(13)
     steps, prompts = 20, (37, 5)

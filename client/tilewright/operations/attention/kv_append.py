@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright.operations.attention.attributes import indices, is_bshd
 from tilewright.operations.attention.request import asked_for
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
+from tilewright.operations.epilogue import scale_operand
 from tilewright.operations.layouts import heads_first
 from tilewright.session.state import Core
 from tilewright.tensor.interop import recognise_output
@@ -41,6 +42,8 @@ def _kv_append(
     rotary_cos: Operand | None = None,
     rotary_sin: Operand | None = None,
     rotary: str = "interleaved",
+    k_descale: Operand | None = None,
+    v_descale: Operand | None = None,
     return_status: bool = False,
     seqlens_out: Any = None,
     q_out: Any = None,
@@ -55,6 +58,10 @@ def _kv_append(
     ``attention_paged``. ``layout="bshd"`` is for new rows, queries and caches of items. With ``rotary_cos`` and
     ``rotary_sin`` ``[positions, R / 2]`` the first R elements of keys (and of ``q``) are rotated by their token's
     position: ``rotary="interleaved"`` turns neighbours, ``"half"`` element t with t + R / 2.
+
+    Rows are of the cache's type; for a cache of fp8 they may be fp16 or bf16, which are divided by ``k_descale``
+    and ``v_descale`` (a number, ``[Hk]`` or ``[B, Hk]``; 1 if left out) and rounded, as ``attention_paged`` multiplies
+    them again: what lies beyond 448 times its factor becomes that.
 
     ``seqlens_k`` holds lengths from before; new ones go to ``seqlens_out`` if that is given, which may be the same
     array. The caches must be arrays that the server can write in place (of ``empty``, on a GPU, or resident); others
@@ -73,7 +80,8 @@ def _kv_append(
         "k_past": put(k_cache, "k_cache"), "v_past": put(v_cache, "v_cache"), "seqlens_k": lengths,
         "block_table": indices(block_table, "block_table"), "page_starts": indices(page_starts, "page_starts"),
         "cache_index": indices(cache_index, "cache_index"), "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
-        "rotary_cos": rotary_cos, "rotary_sin": rotary_sin,
+        "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "k_descale": scale_operand(k_descale, "k_descale"),
+        "v_descale": scale_operand(v_descale, "v_descale"),
     }  # fmt: skip
     words = {"max_seqlen_q": max_seqlen_q, "kv_lookup": kv_lookup}
     words["kv_layout"] = unless(kv_layout, "linear")

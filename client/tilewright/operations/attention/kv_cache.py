@@ -14,13 +14,16 @@ import numpy as np
 from tilewright.dispatch.operands.request import spec_of
 from tilewright.dispatch.plans.plan import PlanState, prepare, result_of
 from tilewright.errors import InvalidArgumentError
-from tilewright.operations.attention.attributes import indices, window_words
+from tilewright.operations.attention.attributes import indices, no_effect, window_words
+from tilewright.operations.attention.kv_factors import checked_factors, divisors, factors, keep_factors
 from tilewright.operations.attention.kv_pages import INT, CacheState
+from tilewright.operations.epilogue import scale_operand
 from tilewright.session.state import Core
 from tilewright.tensor import resident
 from tilewright.tensor.interop import recognise
 from tilewright.tensor.resident import ResidentTensor
 from tilewright.transport.rpc import Flow
+from tilewright.types.arguments import flag
 from tilewright.types.dtypes import DTypeLike, element_type
 from tilewright.types.spec import Spec
 
@@ -49,13 +52,19 @@ def create(
     max_pages: int | None = None,
     device: str | None = None,
     layout: str = "linear",
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> Flow[CacheState]:
     """A cache of ``pages`` pages of ``page_size`` tokens (a power of two up to 1024) for up to ``sequences`` sequences
     of at most ``max_pages`` pages each (all of them, if it is left out), kept by the server on ``device``.
 
-    ``layout="vectorized"`` keeps tokens in chunks of sixteen bytes. The cache ends with ``close``, with its last
-    reference, or with the session. The kernel that appends is built now. Raises ``InvalidArgumentError`` for sizes and
-    types that no kernel reads, ``ResourceExhaustedError`` if the session may not have so much.
+    ``layout="vectorized"`` keeps tokens in chunks of sixteen bytes. A cache of fp8 takes rows of fp16 and bf16 as well:
+    they are divided by ``k_descale`` and ``v_descale`` (a number, or one for each head; 1 if left out), rounded, and
+    multiplied by them when they are read; what is beyond 448 times its factor becomes that.
+
+    The cache ends with ``close``, with its last reference, or with the session. The kernel that appends rows of the
+    cache's own type is built now. Raises ``InvalidArgumentError`` for sizes and types that no kernel reads,
+    ``ResourceExhaustedError`` if the session may not have so much.
     """
     sizes = {"pages": pages, "page_size": page_size, "kv_heads": kv_heads, "hdim": hdim, "sequences": sequences}
     sizes |= {"hdim_v": hdim if hdim_v is None else hdim_v, "max_pages": pages if max_pages is None else max_pages}
@@ -87,6 +96,7 @@ def create(
             rule="size",
             fix="give the most pages that one sequence will have, or fewer sequences",
         )
+    found = checked_factors(sizes["kv_heads"], kind, {"k_descale": k_descale, "v_descale": v_descale})
     shapes = _shapes(sizes, 16 // kind.itemsize if layout == "vectorized" else 0)
     yield from _check(core, shapes, kind, device, layout)
     buffers = {}
@@ -96,6 +106,7 @@ def create(
     state = CacheState(core, sizes, device, layout)  # now: what the server refuses may be too much here as well
     state.buffers = buffers
     state.k, state.v = (ResidentTensor(buffers[name], Spec.of(shapes[name], kind)) for name in "kv")
+    yield from keep_factors(core, state, found, device)
     return state
 
 
@@ -150,18 +161,25 @@ def append(
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary: str = "interleaved",
+    k_descale: Any = None,
+    v_descale: Any = None,
     timeout: float | None = None,
 ) -> Flow[None]:
     """Append keys ``[B, Hk, N, D]`` and values ``[B, Hk, N, Dv]`` to sequences ``ids``; or ``[T, Hk, D]``, end to end,
     where ``cu_seqlens`` (a list of B + 1 numbers) says whose is what.
 
-    With ``rotary_cos`` and ``rotary_sin`` keys are rotated by their position. Raises ``ResourceExhaustedError`` if
-    there are not enough pages, before anything is written.
+    With ``rotary_cos`` and ``rotary_sin`` keys are rotated by their position. Rows of fp16 and bf16 for a cache of fp8
+    are divided by ``k_descale`` and ``v_descale`` (a number, ``[Hk]`` or ``[B, Hk]``; those of the cache if left out).
+    Raises ``ResourceExhaustedError`` if there are not enough pages, before anything is written.
     """
     known, rows, starts = _rows(state, ids, "k", k, cu_seqlens)
     rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
+    own = {"k_descale": k_descale, "v_descale": v_descale}
+    scales = divisors(state, k, own) or {name: value for name, value in own.items() if value is not None}
     yield from _ready(state, known, rows)
-    load, in_place = yield from _append_load(state, known, k, v, None, None, starts, rope, max(rows, default=0))
+    load, in_place = yield from _append_load(
+        state, known, k, v, None, None, starts, rope | scales, max(rows, default=0)
+    )
     results = yield from _send(state, [load], timeout)
     result_of(results[0])
     _advance(state, known, rows, in_place)
@@ -183,6 +201,13 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     num_splits: int | None = None,
+    sink_size: int = 0,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    return_lse: bool = False,
     out: Any = None,
     timeout: float | None = None,
 ) -> Flow[Any]:
@@ -191,15 +216,21 @@ def attend(
 
     With ``k`` and ``v`` these are appended first, in the same message: a step of decoding sends the new token and
     nothing else. Rotary tables then rotate queries too. The last query stands for the last token (``mask`` is
-    "bottom_right" unless it is given); the other options are those of ``attention``.
+    "bottom_right" unless it is given); the other options are those of ``attention``, and with ``return_lse`` the result
+    is a pair of the output and the logarithms ``[B, Hq, N]`` (``[Hq, T]``). A cache of fp8 has its ``k_descale`` and
+    ``v_descale``; others that are given here are for this step alone, for its new rows and all that it reads.
     """
     known, rows, starts = _rows(state, ids, "q", q, cu_seqlens)
     words: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_splits": num_splits}
     longest = max(rows, default=0)
     words["mask"] = mask
+    if sink_size and window is None:
+        raise no_effect("sink_size", sink_size, "there is no window that hides the first keys", "give window as well")
+    words["sink_size"] = sink_size or None
+    own = {"k_descale": k_descale, "v_descale": v_descale}
     if window is not None:
         words |= window_words(window) | {"mask_align": "bottom_right"}
-    elif mask is None and longest != 1:
+    elif mask is None and (longest != 1 or alibi_slopes is not None):
         words["mask"] = "bottom_right"
     loads, turned, in_place = [], q, True
     if (k is None) != (v is None):
@@ -216,6 +247,7 @@ def attend(
         _check_new(k, q)
         yield from _ready(state, known, rows)
         rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
+        rope |= divisors(state, k, own)
         rotated = None
         if rotary_cos is not None:
             turned = rotated = yield from _scratch(state, spec_of(q, "q"))
@@ -229,16 +261,23 @@ def attend(
     if k is not None and not in_place:
         lengths = lengths + np.array(rows, INT)
     inputs = {"q": turned, "k": state.k, "v": state.v, "block_table": table, "seqlens_k": lengths}
+    more = {"alibi_slopes": alibi_slopes, "sinks": sinks, "q_descale": q_descale}
+    inputs |= {name: scale_operand(value, name) for name, value in more.items() if value is not None}
+    inputs |= factors(state, own)
+    outputs = {"o": out}
+    if flag("return_lse", return_lse):
+        outputs["lse"], words["return_lse"] = None, True
     if starts is not None:
         inputs["cu_seqlens_q"] = starts
         words["max_seqlen_q"] = _power(longest)
-    plan = yield from _plan(state, "attention", inputs, {"o": None}, words)
-    loads.append((plan, (yield from plan.load((), out, inputs))))
+    plan = yield from _plan(state, "attention", inputs, dict.fromkeys(outputs), words)
+    loads.append((plan, (yield from plan.load((), outputs, inputs))))
     results = yield from _send(state, loads, timeout)
     if k is not None:
         result_of(results[0])
         _advance(state, known, rows, in_place)
-    return result_of(results[-1])
+    found = result_of(results[-1])
+    return (found["o"], found["lse"]) if "lse" in outputs else found
 
 
 # ---- steps ----
@@ -302,6 +341,7 @@ def _append_load(
     if rope["rotary_cos"] is not None or rope["rotary_sin"] is not None:
         inputs |= {name: rope[name] for name in ("rotary_cos", "rotary_sin") if rope[name] is not None}
         words["rope"] = rope["rope"]
+    inputs |= {name: rope[name] for name in ("k_descale", "v_descale") if name in rope}
     if q is not None:
         inputs["q"], outputs["q_out"] = q, rotated
     if in_place:

@@ -40,6 +40,8 @@ class CacheState:
         self.buffers: dict[str, BufferState] = {}
         self.k: ResidentTensor
         self.v: ResidentTensor
+        self.factors: dict[str, ResidentTensor] = {}
+        """Factors of a cache in fp8, by operand."""
         self.plans: dict[Any, PlanState] = {}
         self.scratch: dict[Any, ResidentTensor] = {}
         """Rotated queries on their way from one stage to the next."""

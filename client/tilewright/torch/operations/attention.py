@@ -223,6 +223,8 @@ def _kv_append(
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     rotary: str = "interleaved",
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> None:
     given = [operand(value) for value in (k_new, v_new, k_cache, v_cache, seqlens_k)]
     used: Any = client()
@@ -232,6 +234,8 @@ def _kv_append(
         rotary_cos=operand(rotary_cos),
         rotary_sin=operand(rotary_sin),
         rotary=rotary,
+        k_descale=operand(k_descale),
+        v_descale=operand(v_descale),
     )
 
 
@@ -242,7 +246,8 @@ def _nothing(*_: Any) -> None:
 kv_append = define(
     "kv_append",
     "(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens_k, "
-    'Tensor? block_table=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, str rotary="interleaved") -> ()',
+    'Tensor? block_table=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, str rotary="interleaved", '
+    "Tensor? k_descale=None, Tensor? v_descale=None) -> ()",
     _kv_append,
     _nothing,
     ("k_cache", "v_cache"),

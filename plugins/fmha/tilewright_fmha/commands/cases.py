@@ -76,7 +76,7 @@ class AttentionCase:
     splits: int = 0
     """Parts that the keys are cut into; 0: the planner decides."""
     descale: str = ""
-    """``yes``: a factor for each of the 8-bit operands."""
+    """``yes``: a factor for each of the 8-bit operands; of rows that are appended, which are bf16 then, divisors."""
     rope: str = ""
     """Rotation of appended keys: ``interleaved`` or ``half``."""
 
@@ -103,7 +103,7 @@ class AttentionCase:
             "bwd": ("rope", "lse", "splits", "descale"),
             "append": (
                 "mask", "window", "lse", "scale", "bias", "softcap", "sinks", "sink_size", "dropout", "splits",
-                "descale", "varlen",
+                "varlen",
             ),
         }[self.direction]  # fmt: skip
         for name in unused:
@@ -256,7 +256,9 @@ class AttentionCase:
         """New rows, as many as queries, for a cache with room for ``seq_k`` of each sequence."""
         inputs, attributes = {}, dict[str, Attribute]()
         for name, columns in (("k", self.hdim), ("v", self.values)):
-            inputs[f"{name}_new"] = self.tensor(self.kv_heads, self.queries, columns)
+            rounded = self.is_on("descale")
+            inputs[f"{name}_new"] = self.tensor(self.kv_heads, self.queries, columns, "bf16" if rounded else "")
+            inputs |= {f"{name}_descale": TensorDesc.of("fp32", ())} if rounded else {}
             shape: tuple[int, ...] = (self.batch, self.kv_heads, self.seq_k, columns)
             if self.page:
                 shape = (self.batch * -(-self.seq_k // self.page), self.page, self.kv_heads, columns)

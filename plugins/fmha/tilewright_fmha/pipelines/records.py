@@ -45,7 +45,7 @@ _SPECIALISED = frozenset({
 })  # fmt: skip
 _SPECIALISED_BACKWARD = frozenset({"fp16", "bf16", "causal", "window", "learned_sink", "deterministic", "atomics"})
 _COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
-_APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half"}
+_APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half", "pertensor"}
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
 _BACKWARD_PARTS = _TYPES | {"group", "learned_sink", "skip_min", "bias", "dbias", "deterministic"}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.config.gradients import specialised_gradient
-from tilewright_fmha.vocabulary import Family
+from tilewright_fmha.vocabulary import Family, QScale, Rope
 
 __all__ = ["HEADERS", "portable_source", "ws_source"]
 
@@ -26,9 +26,19 @@ same names below ``gpu/fmha/``, and macros that end in ``_KERNEL``.
 """
 
 
+_ROUNDED = ("append_rounded.hpp", "TW_FMHA_APPEND_ROUNDED")
+
+
+def _rounds(config: FmhaConfig, kind: str) -> bool:
+    """True if new rows become 8-bit floats on their way: of another type, or turned, which CPUs do without it."""
+    if config.family is not Family.APPENDKV:
+        return False
+    return config.qscale is not QScale.NONE or (kind != "cpu" and config.kv.bytes == 1 and config.rope is not Rope.NONE)
+
+
 def portable_source(config: FmhaConfig, kind: str) -> tuple[str, str]:
     """Header and macro of a kernel on the portable blocks of CPUs or of GPUs."""
-    header, macro = HEADERS[config.family]
+    header, macro = _ROUNDED if _rounds(config, kind) else HEADERS[config.family]
     if kind == "cpu":
         return f"cpu/fmha/{header}", macro
     return f"gpu/fmha/{header}", "TW_FMHA_KERNEL" if config.is_forward else f"{macro}_KERNEL"

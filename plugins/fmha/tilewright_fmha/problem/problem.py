@@ -89,7 +89,8 @@ class Paging:
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """Factors of fp8 operands. ``row`` of a factor's strides is from one block of rows to the next; with
-    ``kv_blockscale`` ``batch`` of k's and v's is from page to page. A factor that is not given is 1.
+    ``kv_blockscale`` ``batch`` of k's and v's is from page to page. A factor that is not given is 1. Rows that are
+    appended are divided by theirs.
     """
 
     kind: QScale

@@ -115,7 +115,7 @@ def scales_of(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item
     if factors.ndim == 0:
         return float(factors)
     if scaling.kind is not QScale.BLOCKSCALE:
-        return float(factors[item.b, head])
+        return float(factors[head] if factors.ndim == 1 else factors[item.b, head])
     rows, block = (item.queries, scaling.block_q) if name == "q" else (item.keys, scaling.block_k)
     return factors[item.b, head, np.arange(rows) // block]
 

@@ -15,6 +15,8 @@ from tilewright_fmha.vocabulary import KvLayout, Rope
 __all__ = ["reference_append", "rotate"]
 
 Array = npt.NDArray[Any]
+_MOST = 448.0
+"""Largest fp8 (E4M3): what lies beyond becomes that."""
 
 
 def rotate(rows: Array, cos: Array, sin: Array, rope: Rope) -> Array:
@@ -53,6 +55,8 @@ def reference_append(problem: FmhaProblem, inputs: Mapping[str, Array]) -> dict[
             rows = _rows(problem, inputs[f"{name}_new"], b, first, count)
             if name == "k":
                 rows = rotate(rows, cos[:, None], sin[:, None], problem.rope)
+            if problem.scaling is not None:
+                rows = np.clip(rows / _divisors(inputs, name, b), -_MOST, _MOST)
             _store(problem, inputs, out[f"{name}_cache"], name, b, places, rows)
         if "q_out" in out:
             turned = rotate(_rows(problem, inputs["q"], b, first, count), cos[:, None], sin[:, None], problem.rope)
@@ -79,6 +83,15 @@ def _rows(problem: FmhaProblem, tensor: Array, b: int, first: int, count: int) -
     array = np.asarray(tensor)
     found: Array = array[first : first + count] if problem.varlen else array[b].swapaxes(0, 1)[:count]
     return found.astype(np.float64)
+
+
+def _divisors(inputs: Mapping[str, Array], name: str, b: int) -> Array:
+    """[heads, 1]: what new rows are divided by."""
+    if f"{name}_descale" not in inputs:
+        return np.ones((1, 1))
+    factors = np.asarray(inputs[f"{name}_descale"]).astype(np.float64)
+    own: Array = factors[b] if factors.ndim == 2 else factors
+    return own.reshape(-1, 1)
 
 
 def _tables(problem: FmhaProblem, inputs: Mapping[str, Array], places: Array) -> tuple[Array, Array]:

@@ -87,6 +87,9 @@ def _append() -> Iterator[OperationRequest]:
     q = TensorDesc.of("bf16", (3, 4, 1, 64))
     yield of("bf16", (3, 2, 1, 64), (12, 16, 2, 64), {"block_table": _int(3, 4), **tables, "q": q}, rope="half")
     yield of("fp16", (2, 1, 5, 32), (4, 1, 30, 32), {"cache_index": _int(2), **tables}, rope="interleaved")
+    rounded = {name: TensorDesc.of("bf16", (3, 2, 1, 64)) for name in ("k_new", "v_new")}
+    rounded |= {"block_table": _int(3, 4), **tables, "k_descale": _fp32(2), "v_descale": _fp32()}
+    yield of("fp8", (3, 2, 1, 64), (12, 16, 2, 64), rounded, rope="half")
 
 
 Request = OperationRequest

@@ -11,7 +11,7 @@ from tilewright_fmha.config.config import ADVICE_FIELDS, SIGNATURE_FIELDS, FmhaC
 from tilewright_fmha.config.defaults import ELEMENTWISE, default_of
 from tilewright_fmha.config.judging import is_well_formed, must_be, plain, replaced
 from tilewright_fmha.config.pipelines import family_pipelines, is_specialised
-from tilewright_fmha.vocabulary import Family, Mode, Scheduling, VLayout
+from tilewright_fmha.vocabulary import Family, Mode, QScale, Scheduling, VLayout
 from tilewright_kit.config.rules import Violation
 
 __all__ = ["FAMILY_RULES"]
@@ -28,7 +28,7 @@ _MEANT: Mapping[Family, frozenset[str]] = {
     Family.FWD: _FORWARD,
     **dict.fromkeys((Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), _FORWARD | _CACHE),
     Family.COMBINE: _ALWAYS | {"lse", "learned_sinks", "skip_min_seqlen_q"},
-    Family.APPENDKV: _ALWAYS | _CACHE | {"rope", "rope_dtype"},
+    Family.APPENDKV: _ALWAYS | _CACHE | {"rope", "rope_dtype", "qscale"},
     Family.DQ_DK_DV: _ALWAYS | _SCORES | {"v_layout", "dbias", "deterministic"},
     Family.DOT_DO_O: _ALWAYS | {"learned_sinks", "skip_min_seqlen_q", "bias", "dtype_bias", "dbias", "deterministic"},
     Family.CONVERT_DQ: _ALWAYS | {"skip_min_seqlen_q", "bias", "dtype_bias", "dbias", "deterministic"},
@@ -105,6 +105,12 @@ def append_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     if config.family is Family.APPENDKV:
         yield from _page_power("append_form", config)
         yield from _family_pipeline("append_form", config, arch)
+        if config.qscale is not QScale.NONE and config.kv.bytes == 1 and config.q.bytes == 1:
+            reason = "rows that are 8-bit floats already are stored as they come"
+            yield Violation("append_form", "qscale", config.qscale.value, reason, {"qscale": QScale.NONE})
+        elif config.qscale not in (QScale.NONE, QScale.PERTENSOR):
+            reason = "new rows are divided by one factor for each sequence and head"
+            yield Violation("append_form", "qscale", config.qscale.value, reason, {"qscale": QScale.PERTENSOR})
 
 
 def combine_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:

@@ -18,8 +18,9 @@ def block_scaled(algorithms: Iterable[GemmConfig], device: DeviceInfo) -> Iterat
     """The algorithms that a block of k divides into whole steps, or is made one step of."""
     for config in algorithms:
         if device.arch.kind == "cpu":
-            if config.pipeline == _CPU_PIPELINE:
-                yield config
+            if config.pipeline == _CPU_PIPELINE:  # scaled values are fp32, also where 8 bits become pairs of bf16
+                tile = with_extent(config.tile, 2, config.tile[2] // config.warp_tile[2])
+                yield config.replace(tile=tile, warp_tile=with_extent(config.warp_tile, 2, 1))
         else:
             k = config.tile[2] if BLOCK_K % config.tile[2] == 0 else BLOCK_K
             if config.scheduler != "pingpong":

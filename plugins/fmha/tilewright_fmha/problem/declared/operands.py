@@ -73,7 +73,7 @@ _SCORES = (
 _SCALES = tuple(
     _option(
         f"{name}_descale", f"Factors of `{name}` in fp8.",
-        ("[]", "[B, H]", "[B, H, blocks]", *(("[pages, H]",) if name != "q" else ())), (0, 3), _FP32,
+        ("[]", "[H]", "[B, H]", "[B, H, blocks]", *(("[pages, H]",) if name != "q" else ())), (0, 3), _FP32,
         f"`{name}` is fp8; `qscale` tells forms that are alike.",
     )
     for name in "qkv"
@@ -123,8 +123,9 @@ OPERANDS: Mapping[str, tuple[OperandSpec, ...]] = {
         _RANDVAL,
     ),
     KV_APPEND: (
-        _input("k_new", "New keys.", _ROWS, (3, 4), _TYPES, f"Of the type of the cache. {_STRIDED}"),
-        _input("v_new", "New values.", _ROWS, (3, 4), _TYPES, f"Of the type of the cache. {_STRIDED}"),
+        _input("k_new", "New keys.", _ROWS, (3, 4), _TYPES,
+               f"Of the type of the cache; fp16 or bf16, which are rounded, for one in fp8. {_STRIDED}"),
+        _input("v_new", "New values.", _ROWS, (3, 4), _TYPES, f"Of the type of `k_new`. {_STRIDED}"),
         _input("k_past", "Cache of keys as it is.", ("[items, H, room, D]", *_PAGES), (4, 5), _TYPES, _STRIDED),
         _input("v_past", "Cache of values as it is.", ("[items, H, room, D]", *_V_PAGES), (4, 5), _TYPES, _STRIDED),
         _input("seqlens_k", "Length of each sequence before the new rows.", ("[B]",), (1, 1), _INT32, _TABLE),
@@ -136,6 +137,11 @@ OPERANDS: Mapping[str, tuple[OperandSpec, ...]] = {
                 "With `rotary_cos`, in equal form."),
         _option("q", "Queries that are rotated by the positions of the new rows.", _ROWS, (3, 4), _TYPES,
                 "The rows of `k_new`. With the rotary tables only."),
+        *(
+            _option(f"{name}_descale", f"Factors that rows of `{name}_new` are divided by.", ("[]", "[H]", "[B, H]"),
+                    (0, 2), _FP32, f"`{name}_new` is fp16 or bf16, and the cache fp8. Attention takes the same.")
+            for name in "kv"
+        ),
         _output("k_cache", "Cache of keys with the new rows.", ("[items, H, room, D]", *_PAGES), (4, 5), _TYPES,
                 "As `k_past`, whose very memory it is as a rule.", asked=False),
         _output("v_cache", "Cache of values with the new rows.", ("[items, H, room, D]", *_V_PAGES), (4, 5), _TYPES,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilewright_fmha.problem.attributes import Attributes, read_attributes
 from tilewright_fmha.problem.operands import Tensors, check_index, read_tensors
 from tilewright_fmha.problem.parse.keys import cache_items_of, read_paging
+from tilewright_fmha.problem.parse.options import read_divisors
 from tilewright_fmha.problem.problem import KvAppendProblem, Paging
 from tilewright_fmha.problem.shapes import Sizes, check_hdims, check_heads, check_pair, check_work, rank, read_queries
 from tilewright_fmha.vocabulary import FmhaDType, Rope
@@ -48,6 +49,8 @@ def parse_append(request: OperationRequest) -> KvAppendProblem:
     check_index(tensors, "seqlens_k", (sizes.batch,), "batch_agrees", f"give {sizes.batch} lengths, one a sequence")
     _queries(tensors, sizes, heads)
     dtype = _dtype(tensors)
+    new, cache = (tensors.inputs[name].dtype for name in ("k_new", "k_past"))
+    scaling = read_divisors(tensors, attributes, sizes, new, cache)
     rotary = _rotary(tensors, attributes, sizes, dtype)
     check_work(0, sizes, "k_past", tensors.inputs["k_past"])
     _outputs(tensors, attributes, sizes, paging)
@@ -67,6 +70,7 @@ def parse_append(request: OperationRequest) -> KvAppendProblem:
         total_k=sizes.total_k,
         status="status" in tensors.outputs,
         paging=paging,
+        scaling=scaling,
         rope=rotary.rope,
         dtype_rope=rotary.dtype,
         rotary_dim=rotary.dim,
@@ -137,18 +141,23 @@ def _queries(tensors: Tensors, sizes: Sizes, heads: int) -> None:
 
 
 def _dtype(tensors: Tensors) -> FmhaDType:
-    cache = tensors.inputs["k_past"].dtype
-    for name in ("v_past", "k_new", "v_new"):
+    """The word for new rows (and queries) and a cache of their type, or of fp8 for rows of 16 bits."""
+    cache, new = tensors.inputs["k_past"].dtype, tensors.inputs["k_new"].dtype
+    rounded = cache is DType.FP8 and new in (DType.FP16, DType.BF16)
+    pairs = [("v_past", cache, "k_past"), ("k_new", new if rounded else cache, "k_past"), ("v_new", new, "k_new")]
+    pairs += [("q", new, "k_new")] if rounded and "q" in tensors.inputs else []
+    for name, wanted, other in pairs:
         have = tensors.inputs[name].dtype
-        if have != cache:
+        if have != wanted:
+            more = ", or both as fp16 or bf16, which are rounded" if cache is DType.FP8 and name == "k_new" else ""
             raise refuse(
-                f"{name} is {have}, but k_past is {cache}",
+                f"{name} is {have}, but {other} is {wanted}",
                 f"{name}.dtype",
                 have.value,
                 "dtype_combination",
-                f"give {name} as {cache}: rows are stored as they come",
+                f"give {name} as {wanted}{more}",
             )
-    q = tensors.inputs["q"].dtype if "q" in tensors.inputs else cache
+    q = tensors.inputs["q"].dtype if "q" in tensors.inputs else new
     choices = [word for word in FmhaDType if (word.q, word.kv) == (q, cache) and not word.value.startswith("mx")]
     if not choices:
         name = "q" if "q" in tensors.inputs and cache.is_float else "k_past"

@@ -11,7 +11,7 @@ from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["need_dropout", "read_bias", "read_dtype", "read_rng", "read_scaling", "read_sinks"]
+__all__ = ["need_dropout", "read_bias", "read_divisors", "read_dtype", "read_rng", "read_scaling", "read_sinks"]
 
 
 def read_bias(tensors: Tensors, sizes: Sizes, q: DType) -> tuple[BiasKind, DType | None]:
@@ -229,6 +229,27 @@ def read_scaling(
     )
 
 
+def read_divisors(tensors: Tensors, attributes: Attributes, sizes: Sizes, new: DType, cache: DType) -> Scaling | None:
+    """Factors that new rows of a cache are divided by when they become 8-bit floats; None if they do not."""
+    given = {name: tensors.inputs[f"{name}_descale"] for name in "kv" if f"{name}_descale" in tensors.inputs}
+    if new == cache:
+        for name, desc in given.items():
+            other = f", or give {name}_new as fp16 or bf16, which is divided by it" if cache.bytes == 1 else ""
+            raise refuse(
+                f"{name}_descale is given, but {name}_new is {new} and stored as it comes",
+                f"{name}_descale",
+                desc.shape,
+                "scale_dtype",
+                f"leave {name}_descale out{other}",
+            )
+        return None
+    kind, places = QScale.PERTENSOR, {}
+    for name, desc in given.items():
+        _fp32(tensors, f"{name}_descale", "scale_dtype")
+        places[name] = _factor(name, desc, kind, attributes, sizes, None)
+    return Scaling(kind, k=places.get("k", Strides()), v=places.get("v", Strides()))
+
+
 def _deduced(given: dict[str, TensorDesc], sizes: Sizes, paging: Paging | None) -> QScale:
     if not given:
         return QScale.NONE
@@ -265,7 +286,7 @@ def _factor(
     elif kind is QScale.KV_BLOCKSCALE and name != "q" and paging is not None:
         wanted, what = ((paging.pages, heads),), "one factor for each page and head"
     else:
-        wanted, what = ((), (sizes.batch, heads)), "one factor, or one for each item and head"
+        wanted, what = ((), (heads,), (sizes.batch, heads)), "one factor, one for each head, or for each item and head"
     if desc.shape not in wanted:
         shapes = " or ".join(str(list(shape)) for shape in wanted)
         raise refuse(
@@ -275,6 +296,6 @@ def _factor(
             "descale_shape",
             f"give {what}: {shapes}",
         )
-    axes = "bhr"[: len(desc.shape)]
+    axes = "h" if len(desc.shape) == 1 else "bhr"[: len(desc.shape)]
     steps = {axis: step if size > 1 else 0 for axis, size, step in zip(axes, desc.shape, desc.strides, strict=True)}
     return Strides(f"{name}_descale", steps.get("b", 0), steps.get("h", 0), steps.get("r", 0), 0)
