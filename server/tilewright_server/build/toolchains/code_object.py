@@ -13,6 +13,8 @@ __all__ = ["CodeObject", "KernelFacts", "read_code_object"]
 
 _MACHINE_AMDGPU = 224
 _NOTE_SEGMENT = 4
+_ABI_VERSION, _FIRST_VERSION = 8, 2
+"""Place of ``EI_ABIVERSION``, which is 2 for version 4: user guide of LLVM's AMDGPU backend, "Header"."""
 _NOTE_METADATA = 32
 """NT_AMDGPU_METADATA of the LLVM AMDGPU ABI: a MessagePack document."""
 
@@ -53,6 +55,8 @@ class CodeObject:
     """For example ``sramecc+``; empty where the code runs with either."""
     elf_flags: int
     kernels: tuple[KernelFacts, ...]
+    version: int = 0
+    """4, 5 or 6: that of the code object, which ELF's ABI version stands for (two less)."""
 
     def kernel(self, name: str) -> KernelFacts:
         """Raises ``InvalidArgumentError`` with the names that there are."""
@@ -76,7 +80,7 @@ def read_code_object(image: bytes) -> CodeObject:
         target, *features = str(metadata.get("amdhsa.target", "")).rpartition("--")[2].split(":")
     except (struct.error, IndexError, KeyError, UnicodeDecodeError, ValueError, TypeError, AttributeError) as error:
         raise _refusal(f"it cannot be read: {error}") from error
-    return CodeObject(target, tuple(features), flags, kernels)
+    return CodeObject(target, tuple(features), flags, kernels, image[_ABI_VERSION] + _FIRST_VERSION)
 
 
 def _refusal(why: str) -> InvalidArgumentError:

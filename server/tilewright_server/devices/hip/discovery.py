@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tilewright_arch import ArchSpec, from_gcn_arch_name
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_server.devices.contract import Absence
 from tilewright_server.devices.gpu.discovery import Discovery, Kind, ask, sort_out
 from tilewright_server.devices.hip.driver.driver import CONTAINER_FIX, DRIVER_FIX, INSTALL, MIN_DRIVER, version_text
+from tilewright_server.devices.hip.driver.functions import REQUIRED, spared
 from tilewright_server.devices.hip.identity import describe_pci
 from tilewright_server.protocol.subprocess_command import run_module
 
@@ -27,6 +30,10 @@ _LIBRARIES = (
     "usr/lib/libamdhip64.so",
 )
 _SYSTEM = Path("/")
+SILENT_FIX = (
+    "look at amd-smi; to leave it out, name the others in ROCR_VISIBLE_DEVICES (by numbers, or by the names that "
+    "rocminfo shows) where the server is started"
+)
 _GROUPS_FIX = "let the server's user into the groups that own /dev/kfd and /dev/dri/renderD* (render, video)"
 
 
@@ -76,7 +83,30 @@ def parse(record: Mapping[str, Any], kind: str = "hip", root: Path = _SYSTEM) ->
     driver = int(record["driver"])
     if driver < MIN_DRIVER:
         return Discovery(driver=driver, problem=f"the runtime is that of {version_text(driver)}", fix=DRIVER_FIX)
-    return sort_out(record["devices"], kind, driver, _KIND)
+    absent = [str(name) for name in record.get("lacking", ())]
+    if needed := [name for name in absent if name in REQUIRED]:
+        text = f"the runtime ({version_text(driver)}) has no {', '.join(needed)}"
+        return Discovery(driver=driver, problem=text, fix=DRIVER_FIX)
+    answered = [device for device in record["devices"] if "error" not in device]
+    silent = {
+        f"{kind}:{device['ordinal']}": Absence(f"the runtime cannot be asked about it ({device['error']})", SILENT_FIX)
+        for device in record["devices"]
+        if "error" in device
+    }
+    found = sort_out(answered, kind, driver, _KIND)
+    notes = (*found.notes, *spared(absent), *_disguised(found, seen))
+    return replace(found, notes=notes, left_out={**found.left_out, **silent})
+
+
+def _disguised(found: Discovery, seen: Sequence[str]) -> list[str]:
+    """Devices whose names are not those that the kernel's driver has for them."""
+    names = {info.id: str(info.attributes["gcn_arch_name"]).partition(":")[0] for info in found.devices}
+    return [
+        f"{device}: its runtime calls it {name}, the kernel's driver shows {', '.join(seen)}: if "
+        "HSA_OVERRIDE_GFX_VERSION is set, kernels may fail or be wrong; unset it"
+        for device, name in names.items()
+        if seen and name not in seen
+    ]
 
 
 def _access_fix(root: Path) -> str:
@@ -142,7 +172,10 @@ _KIND = Kind(
     arch_of=lambda record: from_gcn_arch_name(record["gcn_arch_name"]),
     differences=_differences,
     info=_info,
-    other_fix="use a GPU that is; docs/adding-an-arch.md says how an arch is added",
+    other_fix=(
+        "use a GPU that is; if the runtime stumbles over this one, leave it out of ROCR_VISIBLE_DEVICES; "
+        "docs/adding-an-arch.md says how an arch is added"
+    ),
     nothing=(
         "ROCm shows no device that kernels can be made for",
         "see HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and `tilewright arch list`",

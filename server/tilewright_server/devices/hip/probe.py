@@ -3,8 +3,8 @@
     python -m tilewright_server.devices.hip.probe
 
 Initialising the runtime opens device files, starts threads and takes memory: the server's own process must not do that
-to find out what there is. Prints one JSON object: ``driver`` (version as a number) and ``devices``, or ``error`` and
-``reason``.
+to find out what there is. Prints one JSON object: ``driver`` (version as a number), ``lacking`` (functions that the
+runtime has not) and ``devices`` (those that cannot be asked have an ``error``), or ``error`` and ``reason``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from tilewright_kit.types.errors import UnavailableError
 from tilewright_server.devices.hip.driver.driver import load_api
+from tilewright_server.devices.hip.driver.functions import REQUIRED, lacking
 from tilewright_server.devices.hip.identity import identity_of
 
 __all__ = ["ATTRIBUTES", "main", "probe"]
@@ -52,8 +53,19 @@ def probe(raw: Any) -> dict[str, Any]:
     """Answers of the runtime. Raises ``ProbeError``, ``RuntimeError`` if it is not there or lacks a function."""
     _value(raw.hipInit(0))
     driver = int(_value(raw.hipRuntimeGetVersion()))
+    absent = lacking()
+    if any(name in REQUIRED for name in absent):
+        return {"driver": driver, "lacking": absent, "devices": []}
     count = int(_value(raw.hipGetDeviceCount()))
-    return {"driver": driver, "devices": [_device(raw, ordinal) for ordinal in range(count)]}
+    return {"driver": driver, "lacking": absent, "devices": [_asked(raw, ordinal) for ordinal in range(count)]}
+
+
+def _asked(raw: Any, ordinal: int) -> dict[str, Any]:
+    """What the runtime says of one device, or that it says nothing: others are not to be lost with it."""
+    try:
+        return _device(raw, ordinal)
+    except ProbeError as error:
+        return {"ordinal": ordinal, "error": str(error)}
 
 
 def _device(raw: Any, ordinal: int) -> dict[str, Any]:

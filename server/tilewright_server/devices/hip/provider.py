@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_server.devices.contract import WorkerSpec
 from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.discovery import Discovery, find, version_text
 from tilewright_server.devices.hip.driver.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
+from tilewright_server.devices.hip.driver.settings import show_only, visible_entry
 from tilewright_server.devices.hip.event_probe import event_problem
 from tilewright_server.devices.hip.signal_probe import signal_problem
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from tilewright_server.devices.hip.device import HipDevice
 
 __all__ = ["HipProvider", "open_device"]
+
+_VISIBLE = "visible"
 
 
 def _order(ordinal: int) -> str:
@@ -32,10 +36,14 @@ def _order(ordinal: int) -> str:
     return f"streams of clients are waited for by the host; not by signals: {by_signals}; not by events: {by_events}"
 
 
-def open_device(info: DeviceInfo, options: Mapping[str, Any]) -> HipDevice:  # noqa: ARG001
-    """Open a GPU in this process; what a worker calls. Raises ``UnavailableError``, ``DeviceError``."""
+def open_device(info: DeviceInfo, options: Mapping[str, Any]) -> HipDevice:
+    """Open a GPU in this process; what a worker calls. ``options`` may name the one that the runtime is to see as its
+    first (``visible``): it imports pools of other processes there only. Raises ``UnavailableError``, ``DeviceError``.
+    """
     from tilewright_server.devices.hip.device import HipDevice
 
+    if visible := str(options.get(_VISIBLE, "")):
+        show_only(visible)
     return HipDevice.open(info)
 
 
@@ -49,6 +57,9 @@ class HipProvider(GpuProvider):
 
     def find(self) -> Discovery:
         return find(self.kind)
+
+    def worker(self, info: DeviceInfo) -> WorkerSpec:
+        return WorkerSpec(self.factory, {_VISIBLE: visible_entry(int(info.attributes["ordinal"]))})
 
     def open(self, info: DeviceInfo) -> HipDevice:
         return open_device(info, {})

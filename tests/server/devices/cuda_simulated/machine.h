@@ -85,10 +85,13 @@ static const char* tag(void) {
   const char* t = getenv("TW_SIM_TAG");
   return t ? t : "sim";
 }
+// Names carry the number that a device has in the machine; a process may see some devices only, under other numbers.
+static int in_machine(int device);
+static int in_process(int number);
 static void named(char* out, const char* what, unsigned pid, unsigned n) {
-  snprintf(out, 40, "/tw%.8s-%s-%u-%u-%d", tag(), what, pid, n, current - 1);
+  snprintf(out, 40, "/tw%.8s-%s-%u-%u-%d", tag(), what, pid, n, in_machine(current - 1));
 }
-static int device_of(const char* name) { return atoi(strrchr(name, '-') + 1); }
+static int device_of(const char* name) { return in_process(atoi(strrchr(name, '-') + 1)); }
 static void* shared(const char* name, size_t* size, int create) {
   int fd = shm_open(name, create ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600);
   if (fd < 0) return 0;

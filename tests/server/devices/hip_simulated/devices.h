@@ -15,25 +15,47 @@ static const Chip chips[] = {
     {"gfx1201", "", "Simulated RX 9070 XT", 0x4e, 32, 64, 32, 2970000, 1258000, 256, 8 << 20, 1, 65536}};
 static const Chip other = {"gfx906", ":sramecc+:xnack-", "Simulated MI50", 0x2f, 60, 60, 64, 1725000, 1000000, 4096,
                            4 << 20,  1, 65536};
+// The devices that the process sees: numbers of the machine's, in its own order.
+static const char* seen_list(void) {
+  const char* seen = getenv("HIP_VISIBLE_DEVICES");
+  return seen && *seen ? seen : getenv("CUDA_VISIBLE_DEVICES");
+}
+static int in_machine(int device) {
+  const char* at = seen_list();
+  if (!at || !*at) return device;
+  for (; at && device > 0; device--) at = (at = strchr(at, ',')) ? at + 1 : 0;
+  return at ? atoi(at) : -1;
+}
+static int device_count(void) {
+  const char *seen = getenv("HIP_VISIBLE_DEVICES"), *roc = getenv("ROCR_VISIBLE_DEVICES");
+  if ((seen && (!*seen || *seen == '-')) || (roc && !*roc)) return 0;
+  const int all = (int)number("TW_SIM_DEVICES", 1);
+  const char* at = seen_list();
+  if (!at || !*at) return all;
+  int n = 0;  // a list ends where it names what is not there
+  while (n < all && in_machine(n) >= 0 && in_machine(n) < all) n++;
+  return n;
+}
+static int in_process(int number) {
+  for (int d = 0; d < device_count(); d++)
+    if (in_machine(d) == number) return d;
+  return -1;
+}
 // One entry of TW_SIM_ARCH ("gfx942" or "gfx942,gfx1100"), the last one for all further devices.
 static const Chip* chip(int device) {
   const char* at = getenv("TW_SIM_ARCH");
   if (!at || !*at) at = "gfx942";
+  device = in_machine(device);
   for (const char* comma; device > 0 && (comma = strchr(at, ',')); device--) at = comma + 1;
   const size_t length = strcspn(at, ",");
   for (unsigned i = 0; i < sizeof chips / sizeof *chips; i++)
     if (strlen(chips[i].arch) == length && !strncmp(chips[i].arch, at, length)) return &chips[i];
   return &other;
 }
-static int device_count(void) {
-  const char *seen = getenv("HIP_VISIBLE_DEVICES"), *roc = getenv("ROCR_VISIBLE_DEVICES");
-  if ((seen && (!*seen || *seen == '-')) || (roc && !*roc)) return 0;
-  return (int)number("TW_SIM_DEVICES", 1);
-}
 static int is_device(int d) { return d >= 0 && d < device_count(); }
 static void uuid_of(int d, unsigned char* u) {
   char text[17];  // the runtime's own are 16 hexadecimal digits
-  snprintf(text, sizeof text, "%08x%08x", 0xa1b2c3d4u, 0x01020300u + d);
+  snprintf(text, sizeof text, "%08x%08x", 0xa1b2c3d4u, 0x01020300u + in_machine(d));
   memcpy(u, text, 16);
 }
 
@@ -54,12 +76,12 @@ R hipDeviceComputeCapability(int* major, int* minor, int d) {
 }
 R hipDeviceGetPCIBusId(char* s, int n, int d) {
   if (!is_device(d)) return INVALID_DEVICE;
-  return snprintf(s, n, "0000:%02x:00.0", 0x63 + d), OK;
+  return snprintf(s, n, "0000:%02x:00.0", 0x63 + in_machine(d)), OK;
 }
 R hipDeviceGetByPCIBusId(int* d, const char* s) {
   unsigned bus = 0;
-  if (sscanf(s, "0000:%x:00.0", &bus) != 1 || !is_device((int)bus - 0x63)) return INVALID_VALUE;
-  return *d = (int)bus - 0x63, OK;
+  if (sscanf(s, "0000:%x:00.0", &bus) != 1 || !is_device(in_process((int)bus - 0x63))) return INVALID_VALUE;
+  return *d = in_process((int)bus - 0x63), OK;
 }
 R hipDeviceGetAttribute(int* v, int a, int d) {
   if (!is_device(d)) return INVALID_DEVICE;
@@ -69,7 +91,7 @@ R hipDeviceGetAttribute(int* v, int a, int d) {
   } known[] = {{5, c->clock_khz},    {6, 0},           {16, 0},        {19, c->l2_bytes}, {23, 9},
                {26, 1024},           {27, 1024},       {28, 1024},     {29, 2147483647},  {30, 65536},
                {31, 65536},          {56, 1024},       {57, 2048},     {59, c->bus_bits}, {60, c->memory_khz},
-               {61, 4},              {63, c->units},   {67, 0x63 + d}, {68, 0},           {69, 0},
+               {61, 4},              {63, c->units},   {67, 0x63 + in_machine(d)}, {68, 0},           {69, 0},
                {71, 65536},          {74, (int)c->lds}, {75, 0},       {76, (int)c->lds}, {87, c->wave},
                {88, 1},              {89, 1},          {90, 1},        {91, 1},           {10002, (int)c->lds},
                {10015, c->compute_units}, {10017, 100000}, {10018, c->xccs}};
@@ -116,6 +138,7 @@ typedef struct {
 } Properties;
 R hipGetDevicePropertiesR0600(Properties* p, int d) {
   if (!is_device(d)) return INVALID_DEVICE;
+  if (number("TW_SIM_FAULT_DEVICE", 0) == in_machine(d) + 1) return UNKNOWN;
   const Chip* c = chip(d);
   memset(p, 0, sizeof *p);
   snprintf(p->name, sizeof p->name, "%s", c->name);
@@ -124,7 +147,7 @@ R hipGetDevicePropertiesR0600(Properties* p, int d) {
   p->memory = MEMORY, p->lds = p->unit_lds = p->unit_lds_max = c->lds, p->wave = c->wave, p->threads = 1024;
   p->registers = 65536, p->clock_khz = c->clock_khz, p->memory_khz = c->memory_khz, p->bus_bits = c->bus_bits;
   p->units = c->units, p->l2_bytes = c->l2_bytes, p->unit_threads = 2048, p->pools = p->ipc_events = 1;
-  p->pool_handles = 1, p->host_register = 1, p->unified = p->concurrent = p->maps_host = 1, p->pci_bus = 0x63 + d;
+  p->pool_handles = 1, p->host_register = 1, p->unified = p->concurrent = p->maps_host = 1, p->pci_bus = 0x63 + in_machine(d);
   hipDeviceComputeCapability(&p->major, &p->minor, d);
   for (int i = 0; i < 3; i++) p->block[i] = 1024, p->grid[i] = i ? 65536 : 2147483647;
   return OK;

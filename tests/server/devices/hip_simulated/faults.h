@@ -6,6 +6,7 @@
 //   TW_SIM_FAULT_LAUNCH=N   the N-th launch of the process faults, when its turn comes
 //   TW_SIM_FAULT_GRAPH=N    the N-th graph of the process (from 1), and all after it, cannot be made to be launched
 //   TW_SIM_FAULT_LOST=N     the device is gone when the turn of the N-th launch comes
+//   TW_SIM_FAULT_DEVICE=N   the N-th device (from 1) says nothing of itself
 //   TW_SIM_FAULT_ABORT=1    a launch that faults ends the process, as the runtime does for most faults
 //
 // Runtimes of certain versions misbehave by themselves, as AMD's do; TW_SIM_QUIRKS names others ("" for none):

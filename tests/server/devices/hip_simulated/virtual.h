@@ -55,7 +55,7 @@ R hipMemExportToShareableHandle(int* fd, Alloc* a, int type, unsigned long long 
   unsigned pid, n;
   if (type != 1 || f || !(a->handles & 1)) return INVALID_VALUE;
   sscanf(strstr(a->name, "-v-"), "-v-%u-%u", &pid, &n);
-  const uint64_t v = (uint64_t)pid << 32 | n << 4 | (unsigned)a->device;
+  const uint64_t v = (uint64_t)pid << 32 | n << 4 | (unsigned)in_machine(a->device);
   *fd = eventfd(0, EFD_CLOEXEC);
   return write(*fd, &v, 8) == 8 ? OK : INVALID_VALUE;
 }

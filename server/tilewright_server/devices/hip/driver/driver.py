@@ -11,6 +11,7 @@ from tilewright_server.devices.gpu.driver import GpuDriver
 from tilewright_server.devices.gpu.provider import major_version
 from tilewright_server.devices.hip.driver.api import HipApi
 from tilewright_server.devices.hip.driver.errors import RESULTS
+from tilewright_server.devices.hip.driver.functions import REQUIRED, Without, lacking
 from tilewright_server.devices.hip.driver.module import HipImage
 
 __all__ = [
@@ -86,7 +87,12 @@ class Driver(GpuDriver):
             raise UnavailableError(
                 f"the runtime is that of {version_text(runtime)}", rule="device_driver", value=runtime, fix=DRIVER_FIX
             )
-        return cls(raw, arch, device_id, gcn_arch_name, runtime)
+        absent = lacking()
+        if needed := [name for name in absent if name in REQUIRED]:
+            raise UnavailableError(
+                f"the runtime has no {', '.join(needed)}", rule="device_driver", value=runtime, fix=DRIVER_FIX
+            )
+        return cls(Without(raw, absent) if absent else raw, arch, device_id, gcn_arch_name, runtime)
 
     def result(self, code: int) -> Any:
         try:

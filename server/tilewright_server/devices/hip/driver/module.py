@@ -27,6 +27,8 @@ MACHINES: Mapping[str, int] = {
 }
 """EF_AMDGPU_MACH of the LLVM AMDGPU ABI: the low byte of an ELF image's ``e_flags``."""
 _MACHINE_MASK = 0xFF
+NEWEST_VERSION = 6
+"""Of the code object: what the runtimes of ROCm 6.3 load, the first that is not refused (``MIN_DRIVER``)."""
 _LARGEST_SIDE = 2**32
 """Work-items that a grid has fewer of in each direction."""
 
@@ -103,6 +105,15 @@ def check_code_object(data: bytes, arch: ArchSpec, gcn_arch_name: str) -> CodeOb
         code = read_code_object(data)
     except InvalidArgumentError as error:
         raise _cannot(error.reason, "") from error
+    if code.version > NEWEST_VERSION:
+        text = (
+            f"it has version {code.version} of the code object, and the runtime is only sure to load {NEWEST_VERSION}"
+        )
+        raise _cannot(
+            text,
+            code.version,
+            f"compile with -mcode-object-version={NEWEST_VERSION}, or clear the cache of compiled kernels",
+        )
     target, *features = gcn_arch_name.split(":")
     machine = code.elf_flags & _MACHINE_MASK
     if code.target != target or MACHINES.get(target, machine) != machine:
@@ -116,11 +127,15 @@ def check_code_object(data: bytes, arch: ArchSpec, gcn_arch_name: str) -> CodeOb
     return code
 
 
-def _cannot(why: str, value: object) -> DeviceError:
+def _cannot(
+    why: str,
+    value: object,
+    fix: str = "clear the cache of compiled kernels, and compare device and compiler with `tilewright doctor`",
+) -> DeviceError:
     return DeviceError(
         f"the kernel's binary cannot be loaded: {why}",
         field="binary",
         value=value,
         rule=MODULE_RULE,
-        fix="clear the cache of compiled kernels, and compare device and compiler with `tilewright doctor`",
+        fix=fix,
     )
