@@ -57,7 +57,8 @@ Peer* peer_of(tw_relay& relay, const ucred& who, uint64_t time) {
   peer->pid = who.pid;
   peer->uid = who.uid;
   peer->connects = {relay.connects.at_once, time};
-  peer->spent = {{rates.control.at_once, time}, {rates.resets.at_once, time}, {rates.frames.at_once, time}};
+  peer->spent = {{rates.control.at_once, time}, {rates.resets.at_once, time}, {rates.frames.at_once, time},
+                 {rates.lists.at_once, time}, 0};
   return *place = peer;
 }
 
@@ -84,6 +85,8 @@ void finish(tw_relay& relay, Connection& c) {
     free(c.ways[side].held);
   }
   c.peer->open -= 1;
+  c.peer->spent.open -= c.parser.open.bytes;
+  free(c.parser.open.entries);
   {
     Guard guard(relay.lock);
     Connection** place = &relay.named[c.id % kPlaces];
@@ -111,7 +114,7 @@ size_t admitted(tw_relay& relay, Connection& c, Side side, const uint8_t* data, 
   if (side == kServer || c.peer->pid == relay.own) return bytes;
   const uint64_t time = now();
   const size_t some = c.parser.admit(data, bytes, c.peer->spent, relay.rates, time);
-  if (some < bytes) {
+  if (some < bytes && !c.parser.wrong) {
     set_time(relay, c.paced, time + kPause);
     count(relay.paced);
   }
@@ -133,6 +136,14 @@ bool part(Connection& c) {
   return !left || hold(way, (const uint8_t*)kParting + sent, left, left);
 }
 
+// Tells the client why its connection ends, where that may stand in what the server sends. False: it ends.
+bool end_for_lists(tw_relay& relay, const Connection& c) {
+  count(relay.ended);
+  if (c.ways[kServer].empty() && c.down.between())
+    send(c.ends[kClient].fd, kTooMuch, sizeof kTooMuch - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return false;
+}
+
 // Passes on what `side` has sent. False: the connection has ended.
 bool pass(tw_relay& relay, Connection& c, Side side) {
   Way& way = c.ways[side];
@@ -142,6 +153,7 @@ bool pass(tw_relay& relay, Connection& c, Side side) {
       if (!way.cleared) {
         if (c.paced) return true;
         way.cleared = (uint32_t)admitted(relay, c, side, way.held + way.begin, way.end - way.begin);
+        if (side == kClient && c.parser.wrong) return end_for_lists(relay, c);
         if (!way.cleared) return true;
       }
       const ssize_t sent = send(to, way.held + way.begin, way.cleared, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -168,7 +180,8 @@ bool pass(tw_relay& relay, Connection& c, Side side) {
       continue;
     }
     const size_t some = admitted(relay, c, side, relay.chunk, (size_t)got);
-    if (side == kServer) c.down.pass(relay.chunk, some);
+    if (side == kClient && c.parser.wrong) return end_for_lists(relay, c);
+    if (side == kServer) c.down.pass(relay.chunk, some, c.parser.open, c.peer->spent);
     ssize_t sent = some ? send(to, relay.chunk, some, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
     if (sent < 0) {
       if (errno != EAGAIN && errno != EINTR) return false;
@@ -353,7 +366,7 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   if (!*config->name || strlen(config->name) > kName)
     return fail(TW_INVALID_ARGUMENT, "name", "give 1 to 64 bytes", "a name of %zu bytes", strlen(config->name));
   if (!positive(config->connects) || !positive(config->control) || !positive(config->resets) ||
-      !positive(config->frames))
+      !positive(config->frames) || !positive(config->lists) || !config->list_bytes || !config->open_bytes)
     return fail(TW_INVALID_ARGUMENT, "rate", "give positive rates", "a rate of nothing");
   auto* relay = (tw_relay*)calloc(1, sizeof(tw_relay));
   if (!relay) return fail(TW_NO_MEMORY, "memory", "free memory", "no memory for a relay");
@@ -364,7 +377,8 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   memcpy(relay->name, config->name, strlen(config->name));
   relay->spare = -1;
   relay->listener = config->listener;
-  relay->rates = {config->control, config->resets, config->frames};
+  relay->rates = {config->control, config->resets, config->frames, config->lists, config->list_bytes,
+                  config->open_bytes};
   relay->connects = config->connects;
   relay->own = getpid();
   relay->epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -426,6 +440,7 @@ void tw_relay_count(const tw_relay* relay, tw_relay_counts* counts) {
   counts->refused = __atomic_load_n(&relay->refused, __ATOMIC_RELAXED);
   counts->paced = __atomic_load_n(&relay->paced, __ATOMIC_RELAXED);
   counts->open = __atomic_load_n(&relay->open, __ATOMIC_RELAXED);
+  counts->ended = __atomic_load_n(&relay->ended, __ATOMIC_RELAXED);
 }
 
 void tw_relay_close(tw_relay* relay) {

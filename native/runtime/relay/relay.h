@@ -3,7 +3,8 @@
  *
  * A frame of 17 bytes may cost a server 40 microseconds, and the kernel holds thousands of them for each connection.
  * The relay counts frames by the process that sends them and leaves the rest in the kernel, so what one process sends
- * costs the server no more than its rates say. Connections are counted likewise.
+ * costs the server no more than its rates say. Connections are counted likewise, and so are the bytes that lists of
+ * headers have when they are decoded, where one byte may stand for thousands.
  *
  * For the server alone: no part of the stable interface. */
 #ifndef TILEWRIGHT_RELAY_H
@@ -32,12 +33,17 @@ typedef struct tw_relay_config {
   tw_relay_rate control;   /* frames of one process that carry no call: PING, SETTINGS and the like */
   tw_relay_rate resets;    /* RST_STREAM */
   tw_relay_rate frames;    /* all others */
+  tw_relay_rate lists;     /* bytes of lists of headers, decoded, with 32 for each header (RFC 9113, 10.5.1) */
+  uint32_t list_bytes;     /* that one list may have; a connection that sends a longer one is ended */
+  uint64_t open_bytes;     /* of lists, beyond 1 KiB each, of streams of one process that the server has not ended: no
+                            * more streams are begun until some end */
 } tw_relay_config;
 
 typedef struct tw_relay_counts {
   uint64_t accepted, refused;
   uint64_t paced; /* times that a connection had to wait for its process's rate */
   uint64_t open;
+  uint64_t ended; /* connections that sent a list of headers that is too long or malformed */
 } tw_relay_counts;
 
 /* The process at the other end of a connection, as the kernel named it when it connected. */

@@ -65,7 +65,7 @@ struct tw_relay {
   tw::Connection *first, *dead;
   uint32_t waiting;       // connections with a time in `paced` or `ending`
   uint64_t deaf;          // until when nothing is accepted, for lack of descriptors; 0: it is
-  uint64_t accepted, refused, paced, open;
+  uint64_t accepted, refused, paced, open, ended;
   bool leaving, stopping;
   tw::Lock lock;  // of `named`
   tw::Connection* named[tw::kPlaces];  // by id

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 import tilewright_native
 tilewright_native.LIBRARY = Path(sys.argv[1])
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler", sys.argv[2]]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler", *sys.argv[2:]]))
 """
 
 
@@ -53,8 +53,8 @@ def test_the_relay_breaks_no_rule_of_memory(tmp_path: Path) -> None:
     sources = [RUNTIME / "relay" / "relay.cpp", RUNTIME / "common" / "error.cpp"]
     subprocess.run([compiler, *FLAGS, f"-I{RUNTIME}", *map(str, sources), "-o", str(library)], check=True)
     environment = {**os.environ, "LD_PRELOAD": ":".join(preloaded), "ASAN_OPTIONS": "detect_leaks=0"}
-    tests = str(Path(__file__).with_name("test_relay.py"))
-    command = [sys.executable, "-c", AGAIN, str(library), tests]
+    tests = [str(Path(__file__).with_name(name)) for name in ("test_relay.py", "test_relay_lists.py")]
+    command = [sys.executable, "-c", AGAIN, str(library), *tests]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert " passed" in done.stdout

@@ -100,8 +100,8 @@ class Metrics:
         yield self._histogram("request_seconds", "Time from the call to its reply.", times, "method")
         waiting = {(name,): count for name, count in self._waiting().items()}
         yield self._gauge("calls_waiting", "Calls that wait for a thread, by class.", waiting, "class")
-        accepted, refused, paced, now = map(sum, zip((0, 0, 0, 0), *self._relays(), strict=True))
-        taken = {("accepted",): accepted, ("refused",): refused}
+        accepted, refused, paced, now, ended = map(sum, zip((0,) * 5, *self._relays(), strict=True))
+        taken = {("accepted",): accepted, ("refused",): refused, ("ended",): ended}
         yield self._counter("connections", "Connections to gRPC through its relays, by result.", taken, "result")
         yield self._gauge("connections_open", "Connections to gRPC through its relays.", {(): now})
         yield self._counter("connection_pauses", "Waits of connections for their process's rate.", {(): paced})

@@ -1,0 +1,87 @@
+"""Lists of headers in which one byte stands for a header that the server keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from hostile_servers import WAIT_S, Peak, bystander_lives, channel
+from rpc_harness import ServerProcess
+
+HERE = Path(__file__).parent
+SENDER = f"""
+import contextlib, socket, sys
+sys.path.insert(0, {str(HERE.parent / "server" / "rpc")!r})
+from header_blocks import *
+address, connections, streams, headers, bytes_of_each = sys.argv[1], *map(int, sys.argv[2:])
+base = call(b"/grpc.health.v1.Health/Check")
+first = literal(b"a", b"v" * bytes_of_each, remember=True)
+ways = []
+for _ in range(connections):
+    way = socket.socket(socket.AF_UNIX)
+    way.settimeout(0.3)
+    way.connect(address)
+    ways.append(way)
+    with contextlib.suppress(OSError):
+        way.sendall(PREFACE + frame(SETTINGS))
+        for index in range(streams):
+            block = base + first * (index == 0) + indexed(NEWEST) * headers
+            parts = [block[at : at + 16384] for at in range(0, len(block), 16384)]
+            for at, part in enumerate(parts):
+                flags = END_HEADERS if at == len(parts) - 1 else 0
+                way.sendall(frame(CONTINUATION if at else HEADERS, part, 2 * index + 1, flags))
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def sent(server: ServerProcess, *what: int) -> Iterator[None]:
+    """All lists were sent, or as many as were taken; no reply is read. They stay open."""
+    command = [sys.executable, "-c", SENDER, server.addresses[0].removeprefix("unix:"), *map(str, what)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "sent\n"
+        yield
+        process.kill()
+
+
+@pytest.mark.parametrize("bytes_of_each", [1, 3900])
+def test_lists_of_thousands_of_headers_cost_no_memory(tmp_path: Path, bytes_of_each: int) -> None:
+    """Without bounds, the lists of one connection took 590 and 1,060 MiB."""
+    with ServerProcess(tmp_path) as server:
+        bystander_lives(server.addresses[0])
+        peak = Peak(server)
+        with sent(server, 1, 900, 8000, bytes_of_each):
+            bystander_lives(server.addresses[0])
+        assert peak.grown_mib() < 100
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("headers", [450, 690])
+def test_lists_that_are_just_legal_take_little_while_they_are_open(tmp_path: Path, headers: int) -> None:
+    """Without bounds, twelve connections of one process that read nothing took 600 to 2,800 MiB."""
+    with ServerProcess(tmp_path) as server:
+        bystander_lives(server.addresses[0])
+        peak = Peak(server)
+        with sent(server, 12, 900, headers, 1):
+            bystander_lives(server.addresses[0])
+        assert peak.grown_mib() < 250
+
+
+def test_a_call_with_as_much_metadata_as_the_server_takes_is_answered(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, channel(server.addresses[0]) as way:
+        check = health_pb2_grpc.HealthStub(way).Check
+        for _ in range(3):
+            reply = check(health_pb2.HealthCheckRequest(), timeout=WAIT_S, metadata=[("a", "v" * 3000)] * 5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as raised:
+            check(health_pb2.HealthCheckRequest(), timeout=WAIT_S, metadata=[("a", "v" * 3000)] * 7)
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
