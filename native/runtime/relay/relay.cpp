@@ -40,28 +40,6 @@ void set_time(tw_relay& relay, uint64_t& field, uint64_t value) {
   field = value;
 }
 
-Peer* peer_of(tw_relay& relay, const ucred& who, uint64_t time) {
-  Peer** place = &relay.peers[(uint32_t)who.pid % kPlaces];
-  while (Peer* peer = *place) {
-    if (peer->pid == who.pid && peer->uid == who.uid) return peer;
-    if (!peer->open && peer->connects.full(relay.connects, time)) {  // as good as new
-      *place = peer->next;
-      free(peer);
-    } else {
-      place = &peer->next;
-    }
-  }
-  auto* peer = (Peer*)calloc(1, sizeof(Peer));
-  if (!peer) return nullptr;
-  const Rates& rates = relay.rates;
-  peer->pid = who.pid;
-  peer->uid = who.uid;
-  peer->connects = {relay.connects.at_once, time};
-  peer->spent = {{rates.control.at_once, time}, {rates.resets.at_once, time}, {rates.frames.at_once, time},
-                 {rates.lists.at_once, time}, 0};
-  return *place = peer;
-}
-
 constexpr uint32_t kIn = EPOLLIN, kOut = EPOLLOUT;
 constexpr uint32_t kKnown = 1u << 31;  // keeps an end in epoll, which then tells of its close only
 

@@ -1,5 +1,7 @@
 // Processes, connections and bytes that a relay holds.
 #pragma once
+#include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/un.h>
 
@@ -71,3 +73,30 @@ struct tw_relay {
   tw::Connection* named[tw::kPlaces];  // by id
   uint8_t chunk[tw::kChunk];
 };
+
+namespace tw {
+
+// The process at the other end, which may be a new one. Null: there is no memory.
+inline Peer* peer_of(tw_relay& relay, const ucred& who, uint64_t time) {
+  Peer** place = &relay.peers[(uint32_t)who.pid % kPlaces];
+  while (Peer* peer = *place) {
+    if (peer->pid == who.pid && peer->uid == who.uid) return peer;
+    if (!peer->open && peer->connects.full(relay.connects, time)) {  // as good as new
+      *place = peer->next;
+      free(peer);
+    } else {
+      place = &peer->next;
+    }
+  }
+  auto* peer = (Peer*)calloc(1, sizeof(Peer));
+  if (!peer) return nullptr;
+  const Rates& rates = relay.rates;
+  peer->pid = who.pid;
+  peer->uid = who.uid;
+  peer->connects = {relay.connects.at_once, time};
+  peer->spent = {{rates.control.at_once, time}, {rates.resets.at_once, time}, {rates.frames.at_once, time},
+                 {rates.lists.at_once, time}, 0};
+  return *place = peer;
+}
+
+}  // namespace tw
