@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from tilewright_arch import ArchSpec
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import TilewrightError
+from tilewright_server.build.cache.artifacts import ArtifactMeta
 
-__all__ = ["Build", "BuildEvent", "BuildState", "Waiter"]
+__all__ = ["Build", "BuildEvent", "BuildState", "SharedState", "SharedStore", "Waiter"]
 
 BuildState = Literal["queued", "building", "built", "cached", "failed"]
 log = logging.getLogger(__name__)
@@ -41,6 +44,32 @@ class Waiter(Protocol):
     def remaining(self) -> float | None: ...
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """State of a ``SharedStore``, for metrics."""
+
+    objects: Mapping[tuple[str, str], int]
+    """Counts by kind of object and what became of it."""
+    waiting: int
+    """Objects that are to be written."""
+    serves: bool
+    """False while it is left alone since it fails."""
+
+
+class SharedStore(Protocol):
+    """Kernels that other machines have built. No method raises."""
+
+    def fetch(self, key: str, unit: SourceUnit, arch: ArchSpec) -> ArtifactMeta | None:
+        """Add the kernel to the cache; None if it cannot be had."""
+        ...
+
+    def built(self, key: str) -> None:
+        """Take a kernel that was built here; returns at once."""
+        ...
+
+    def state(self) -> SharedState: ...
 
 
 class Build:

@@ -1,13 +1,19 @@
-"""Failures of builds that say nothing about the source."""
+"""Failures of builds that say nothing about the source, and the ends of builds that nobody wants any more."""
 
 from __future__ import annotations
 
 import errno
 import signal
 
-from tilewright_kit.types.errors import BuildFailedError, ResourceExhaustedError, TilewrightError, UnavailableError
+from tilewright_kit.types.errors import (
+    BuildFailedError,
+    CancelledError,
+    ResourceExhaustedError,
+    TilewrightError,
+    UnavailableError,
+)
 
-__all__ = ["from_outside"]
+__all__ = ["from_outside", "shutting_down", "unwanted"]
 
 _RETRY_AFTER_S = 5.0
 """Advice to a caller whose build failed from outside each time."""
@@ -43,4 +49,19 @@ def from_outside(name: str, error: BuildFailedError | ResourceExhaustedError | O
         fix="try again; if it stays so, give the machine more memory, build with fewer workers, or allow more time",
         log_tail=error.log_tail,
         retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def shutting_down() -> UnavailableError:
+    """The error of builds that the end of the server ends."""
+    return UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
+
+
+def unwanted(name: str) -> CancelledError:
+    """The error of a build that nobody waits for any more."""
+    return CancelledError(
+        f"the build of {name} was cancelled before it began: whoever wanted it has gone",
+        field="build",
+        rule="buildunwanted",
+        fix="ask for it again if it is still wanted",
     )

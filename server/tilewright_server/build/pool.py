@@ -16,22 +16,20 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import (
     BuildFailedError,
-    CancelledError,
     InternalError,
     ResourceExhaustedError,
     TilewrightError,
-    UnavailableError,
     UnsupportedError,
 )
-from tilewright_server.build.build import Build, BuildEvent, BuildState, Waiter
+from tilewright_server.build.build import Build, BuildEvent, BuildState, SharedStore, Waiter
 from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta, artifact_key
 from tilewright_server.build.cache.budget import Budget
 from tilewright_server.build.cache.files import Lock
-from tilewright_server.build.failures import from_outside
+from tilewright_server.build.failures import from_outside, shutting_down, unwanted
 from tilewright_server.build.fair_queue import FairQueue, Party, Place
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
 
-__all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "Waiter"]
+__all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "SharedStore", "Waiter"]
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +97,8 @@ class BuildPool:
         self.cache = cache
         self.options = options or PoolOptions()
         self.built = self.cached = self.failed = 0
+        self.shared: SharedStore | None = None
+        """Asked before a compiler is started."""
         self._toolchains = toolchains
         self._budget = Budget(cache)
         self._active: dict[str, _Job] = {}
@@ -160,7 +160,7 @@ class BuildPool:
         key = key or self.key(unit, arch)
         with self._changed:
             if self._abort.is_set():
-                raise _shutting_down()
+                raise shutting_down()
             job = self._active.get(key)
             failure = None if retry_failed or job is not None else self._recent_failure(key)
             if failure is None:
@@ -188,7 +188,7 @@ class BuildPool:
             if job.held or job.lasting or job.begun:
                 return
             self._drop(job)
-        build.enter("failed", error=_unwanted(build.name))
+        build.enter("failed", error=unwanted(build.name))
 
     def close(self) -> None:
         """Kill the compilers, fail what waits, end the workers. Idempotent."""
@@ -200,7 +200,7 @@ class BuildPool:
             threads = tuple(self._threads)
             self._changed.notify_all()
         for job in waiting:
-            job.build.enter("failed", error=_shutting_down())
+            job.build.enter("failed", error=shutting_down())
         for thread in threads:
             thread.join()
         for toolchain in self._toolchains.values():
@@ -344,13 +344,18 @@ class BuildPool:
             if self._found(build.key):  # another process was faster
                 return "cached", 0
             if self._abort.is_set():
-                raise _shutting_down()
+                raise shutting_down()
             build.enter("building")
+            if self._fetched(build.key, unit, arch):
+                return "cached", 0
             begin = time.monotonic_ns()
             self._compile_patiently(build.key, unit, arch)
-            return "built", time.monotonic_ns() - begin
+            spent = time.monotonic_ns() - begin
         finally:
             self.cache.end_build(build.key, lock)
+        if self.shared is not None:
+            self.shared.built(build.key)
+        return "built", spent
 
     def _found(self, key: str) -> bool:
         artifact = self.cache.get(key)
@@ -359,10 +364,17 @@ class BuildPool:
         artifact.release()
         return True
 
+    def _fetched(self, key: str, unit: SourceUnit, arch: ArchSpec) -> bool:
+        meta = self.shared.fetch(key, unit, arch) if self.shared is not None else None
+        if meta is None:
+            return False
+        self._budget.added(meta.binary_bytes + len(unit.text))
+        return True
+
     def _build_lock(self, key: str) -> Lock:
         while (lock := self.cache.try_build_lock(key)) is None:
             if self._abort.wait(_OTHER_PROCESS_POLL_S):
-                raise _shutting_down()
+                raise shutting_down()
         return lock
 
     def _compile_patiently(self, key: str, unit: SourceUnit, arch: ArchSpec) -> None:
@@ -404,19 +416,6 @@ class BuildPool:
                 )
             self.cache.publish(unit, meta, binary, compiled.log, staging)
         self._budget.added(len(binary) + len(unit.text) + len(compiled.log))
-
-
-def _shutting_down() -> UnavailableError:
-    return UnavailableError("the server is shutting down", rule="shutdown", fix="use another server")
-
-
-def _unwanted(name: str) -> CancelledError:
-    return CancelledError(
-        f"the build of {name} was cancelled before it began: whoever wanted it has gone",
-        field="build",
-        rule="build_unwanted",
-        fix="ask for it again if it is still wanted",
-    )
 
 
 def _meta(

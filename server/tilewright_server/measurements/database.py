@@ -104,6 +104,8 @@ class PerfDatabase:
         where, values = (wanted or Filter()).where()
         query = f"SELECT {', '.join(_COLUMNS)} FROM measurements{where} ORDER BY date, sizes, kernel"
         with self._open() as connection:
+            if _is_blank(connection):
+                return []
             cursor = connection.execute(query + (f" LIMIT {int(limit)}" if limit else ""), values)
             return [_row(record) for record in cursor]
 
@@ -146,7 +148,7 @@ class PerfDatabase:
         if not self.path.exists():
             return 0
         with self._open() as connection:
-            return _count(connection)
+            return 0 if _is_blank(connection) else _count(connection)
 
     @contextmanager
     def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
@@ -205,6 +207,11 @@ class PerfDatabase:
             rule="perf_database",
             fix="name another file, or move this one away",
         )
+
+
+def _is_blank(connection: sqlite3.Connection) -> bool:
+    """True for a file that another process is making at this moment."""
+    return not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
 
 
 def _count(connection: sqlite3.Connection) -> int:

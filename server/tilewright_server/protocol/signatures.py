@@ -1,4 +1,5 @@
-"""Signatures of files that are code: bundles, and archives of the cache. Ed25519, in a file of its own beside each.
+"""Signatures of what is code: bundles and archives of the cache, in a file of its own beside each, and what servers of
+a fleet share, inside of it. Ed25519.
 
 The signed message names the SHA-256 of the file, so that files of any size are read once. Keys are PEM files, as
 `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` write them.
@@ -16,7 +17,16 @@ from typing import Any, BinaryIO
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, UnsupportedError
 
-__all__ = ["SUFFIX", "check_signature", "read_trusted", "sign", "signature_path"]
+__all__ = [
+    "SUFFIX",
+    "check_record",
+    "check_signature",
+    "read_private",
+    "read_trusted",
+    "sign",
+    "signature_path",
+    "signed_record",
+]
 
 SUFFIX = ".sig"
 FORMAT = 1
@@ -36,16 +46,9 @@ def sign(path: Path, key: Path) -> Path:
 
     Raises ``InvalidArgumentError``, ``NotFoundError``, or ``UnsupportedError`` without ``cryptography``.
     """
-    private = _private_key(key)
+    private = read_private(key)
     with _opened(path, "file") as file:
-        digest = _digest(file)
-    record = {
-        "signature": FORMAT,
-        "algorithm": "ed25519",
-        "sha256": digest,
-        "key": _fingerprint(private.public_key()),
-        "value": base64.b64encode(private.sign(_message(digest))).decode(),
-    }
+        record = signed_record(private, _digest(file))
     made = signature_path(path)
     try:
         made.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
@@ -58,6 +61,17 @@ def sign(path: Path, key: Path) -> Path:
             fix="write to a folder that this user may write to",
         ) from error
     return made
+
+
+def signed_record(private: Any, digest: str) -> dict[str, Any]:
+    """The signature of a private key of ``read_private`` under the content with that SHA-256, for JSON."""
+    return {
+        "signature": FORMAT,
+        "algorithm": "ed25519",
+        "sha256": digest,
+        "key": _fingerprint(private.public_key()),
+        "value": base64.b64encode(private.sign(_message(digest))).decode(),
+    }
 
 
 def read_trusted(path: Path) -> tuple[Any, ...]:
@@ -81,10 +95,24 @@ def check_signature(path: Path, file: BinaryIO, keys: Sequence[Any]) -> str:
     Raises ``AccessError`` for a signature that is missing (rule ``signature_missing``), of no such key
     (``signature_key``), of other content (``signature_content``), or damaged (``signature_damaged``).
     """
+    file.seek(0)
+    digest = _digest(file)
+    file.seek(0)
+    return check_record(_record(path), digest, keys)
+
+
+def check_record(record: Any, digest: str, keys: Sequence[Any]) -> str:
+    """Check that one of ``keys`` has made a record of ``signed_record``, for the content with that SHA-256, and return
+    the key's fingerprint. Raises ``AccessError``, with the rules of ``check_signature``."""
     from cryptography.exceptions import InvalidSignature
 
-    record = _record(path)
-    named = record["key"]
+    try:
+        sha256, named, value = (record[name] for name in ("sha256", "key", "value"))
+        version, algorithm = record["signature"], record["algorithm"]
+    except (KeyError, TypeError) as error:
+        raise _damaged("it is no record of one") from error
+    if (version, algorithm) != (FORMAT, "ed25519") or not all(isinstance(item, str) for item in (sha256, named, value)):
+        raise _damaged(f"its form is not that of version {FORMAT} with ed25519")
     key = next((item for item in keys if _fingerprint(item) == named), None)
     if key is None:
         raise _refused(
@@ -94,13 +122,10 @@ def check_signature(path: Path, file: BinaryIO, keys: Sequence[Any]) -> str:
             "have it signed with a trusted key, or trust this one if you know whose it is",
         )
     try:
-        key.verify(base64.b64decode(record["value"], validate=True), _message(record["sha256"]))
+        key.verify(base64.b64decode(value, validate=True), _message(sha256))
     except (InvalidSignature, ValueError) as error:
-        raise _damaged(path, "the key did not make it") from error
-    file.seek(0)
-    digest = _digest(file)
-    file.seek(0)
-    if digest != record["sha256"]:
+        raise _damaged("the key did not make it") from error
+    if digest != sha256:
         raise _refused(
             "its content is not what was signed",
             digest,
@@ -110,7 +135,7 @@ def check_signature(path: Path, file: BinaryIO, keys: Sequence[Any]) -> str:
     return str(named)
 
 
-def _record(path: Path) -> dict[str, str]:
+def _record(path: Path) -> Any:
     where = signature_path(path)
     if not where.exists():
         raise _refused(
@@ -120,14 +145,9 @@ def _record(path: Path) -> dict[str, str]:
             f"put its signature beside it ({where.name}), or have it signed (--sign)",
         )
     try:
-        record = json.loads(_content(where, "signature"))
-        texts = {name: record[name] for name in ("sha256", "key", "value")}
-        version, algorithm = record["signature"], record["algorithm"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, "it is no record of one") from error
-    if (version, algorithm) != (FORMAT, "ed25519") or not all(isinstance(item, str) for item in texts.values()):
-        raise _damaged(path, f"its form is not that of version {FORMAT} with ed25519")
-    return texts
+        return json.loads(_content(where, "signature"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged("it is no record of one") from error
 
 
 def _message(digest: str) -> bytes:
@@ -148,7 +168,8 @@ def _fingerprint(key: Any) -> str:
     return hashlib.sha256(raw).hexdigest()[:32]
 
 
-def _private_key(path: Path) -> Any:
+def read_private(path: Path) -> Any:
+    """The private key of a PEM file. Errors as of ``sign``."""
     ed25519, serialization = _cryptography()
     try:
         key = serialization.load_pem_private_key(_content(path, "sign"), password=None)
@@ -207,10 +228,10 @@ def _bad_key(path: Path, kind: str, why: str) -> InvalidArgumentError:
     )
 
 
-def _damaged(path: Path, why: str) -> AccessError:
+def _damaged(why: str) -> AccessError:
     return _refused(
         f"its signature is damaged: {why}",
-        str(signature_path(path)),
+        "",
         "signature_damaged",
         "fetch the signature again, or have the file signed again",
     )

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.settings import values as kinds
+from tilewright_server.settings.rows import ENV_PREFIX, Setting
+from tilewright_server.settings.rows import setting as _setting
 
 __all__ = ["ENV_PREFIX", "MIB", "TABLE", "Setting", "Settings"]
 
-ENV_PREFIX = "TILEWRIGHT_"
 MIB = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table.
-
-    ``default`` may be ``None`` where it depends on the machine; ``doc`` then says what it becomes.
-    """
-
-    name: str
-    kind: str
-    default: Any
-    doc: str
-    parse: Callable[[Any], Any]
-
-    @property
-    def env(self) -> str:
-        return ENV_PREFIX + self.name.upper()
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-
-def _setting(default: Any, kind: str, parse: Callable[[Any], Any], doc: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "parse": parse, "doc": doc})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +143,26 @@ class Settings:
     cache_bytes: int = _setting(
         2048 * MIB, "size", kinds.size(0, 2**50), "Size that the cache of compiled kernels is kept to."
     )
+    fleet: str = _setting(
+        "",
+        "url",
+        kinds.text,
+        "Object storage through which servers share compiled kernels and measurements: `s3://BUCKET/FOLDER`, or another"
+        " URL of fsspec (extra `fleet`). Empty: none.",
+    )
+    fleet_key: Path | None = _setting(  # noqa: RUF009
+        None,
+        "path",
+        kinds.path,
+        "Private Ed25519 key (PEM) with which this server signs what it puts there. Empty: unsigned.",
+    )
+    fleet_write: bool = _setting(True, "flag", kinds.flag, "Put there what this server builds and measures.")
+    fleet_timeout_s: float = _setting(
+        2.0, "seconds", kinds.seconds(0.05, 600), "Time after which one access to that storage is given up."
+    )
+    fleet_interval_s: float = _setting(
+        60.0, "seconds", kinds.seconds(0.05, 86400), "Time between two looks for measurements of other servers."
+    )
     compiler: str = _setting("", "name", kinds.text, "C++ compiler, by name or path. Empty: the first that is found.")
     hip_compiler: str = _setting(
         "",
@@ -241,7 +234,10 @@ class Settings:
         "Bundle whose problems are planned, built and loaded before the server is ready. Empty: none.",
     )
     trusted_keys: Path | None = _setting(  # noqa: RUF009
-        None, "path", kinds.path, "Public keys (PEM) of which one must have signed bundles and archives. Empty: none."
+        None,
+        "path",
+        kinds.path,
+        "Public keys (PEM) of which one must have signed bundles, archives and what `fleet` holds. Empty: none.",
     )
     warm: Path | None = _setting(  # noqa: RUF009
         None, "path", kinds.path, "Journal whose problems are made ready in the same way. Empty: none."

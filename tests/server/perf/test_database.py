@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ def test_nothing_is_made_before_the_first_write(database: PerfDatabase) -> None:
     assert database.generation() == ()
     assert database.record([]) == 0
     assert not database.path.parent.exists()
+
+
+def test_a_database_that_is_being_made_has_no_rows_yet(database: PerfDatabase) -> None:
+    database.path.parent.mkdir()
+    with closing(sqlite3.connect(database.path)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        assert database.select() == [] and len(database) == 0
+    assert database.record([row()]) == 1
 
 
 def test_the_generation_changes_with_the_rows_and_not_with_reading(database: PerfDatabase) -> None:

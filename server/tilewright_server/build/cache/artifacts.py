@@ -31,6 +31,7 @@ FORMAT = 1
 META = "meta.json"
 LOG = "log.txt"
 _QUARANTINE_LIMIT = 16
+_CONDEMNED_LIMIT = 4096
 _TOUCH_AFTER_S = 60.0
 
 
@@ -153,6 +154,7 @@ class ArtifactCache:
         self._quarantine = self.root / "quarantine"
         self._staging = self.root / "staging"
         self._locks = self.root / "locks"
+        self._condemned: set[str] = set()
         try:
             for folder in (self.objects, self._quarantine, self._staging, self._locks, self.scratch):
                 if not folder.is_dir():
@@ -203,7 +205,13 @@ class ArtifactCache:
 
     def condemn(self, artifact: Artifact) -> None:
         """Set an entry aside that cannot be used, whole as it is, and give its lock back."""
+        if len(self._condemned) < _CONDEMNED_LIMIT:
+            self._condemned.add(artifact.meta.binary_sha256)
         self._quarantine_entry(artifact.folder, artifact.lock)
+
+    def is_condemned(self, binary_sha256: str) -> bool:
+        """True for a binary that this process could not use, whoever offers it again."""
+        return binary_sha256 in self._condemned
 
     def _verified(self, folder: Path, key: str) -> ArtifactMeta | None:
         return self._damage(folder, key)[0]

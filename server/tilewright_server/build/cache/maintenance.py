@@ -24,11 +24,14 @@ __all__ = [
     "Entry",
     "Imported",
     "Pruned",
+    "add_entry",
     "export_entries",
     "import_entries",
     "list_entries",
+    "pack_entry",
     "prune",
     "total_bytes",
+    "unpack_entry",
     "verify",
 ]
 
@@ -136,15 +139,7 @@ def export_entries(cache: ArtifactCache, archive: Path, keys: Iterable[str] | No
     try:
         with tarfile.open(archive, "w:gz") if zipped else tarfile.open(archive, "w") as tar:
             for key in sorted(keys) if keys is not None else cache.all_keys():
-                artifact = cache.get(key)
-                if artifact is None:
-                    continue
-                try:
-                    for path in sorted(artifact.folder.iterdir()):
-                        _add(tar, f"{key}/{path.name}", path.read_bytes())
-                finally:
-                    artifact.release()
-                count += 1
+                count += _add_entry(tar, cache, key)
     except OSError as error:
         raise io_error(error, "writing the archive") from error
     return count
@@ -166,7 +161,7 @@ def import_entries(cache: ArtifactCache, archive: Path, keys: Sequence[Any] = ()
             with tarfile.open(fileobj=file, mode="r:*") as tar:
                 for key, members in _grouped(tar):
                     meta = _checked(key, members)
-                    (added if _publish(cache, meta, members) else present).append(key)
+                    (added if add_entry(cache, meta, members) else present).append(key)
     except _DAMAGED as error:
         raise _refused("it is no tar archive, or only a part of one", str(error)) from error
     except OSError as error:
@@ -174,6 +169,30 @@ def import_entries(cache: ArtifactCache, archive: Path, keys: Sequence[Any] = ()
             raise _refused("it cannot be unpacked", str(error)) from error
         raise io_error(error, "reading the archive") from error
     return Imported(tuple(added), tuple(present))
+
+
+def pack_entry(cache: ArtifactCache, key: str) -> bytes | None:
+    """One whole entry as an archive in memory; None if there is none."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        found = _add_entry(tar, cache, key)
+    return packed.getvalue() if found else None
+
+
+def unpack_entry(key: str, data: bytes) -> tuple[ArtifactMeta, dict[str, bytes]]:
+    """The record and the files of an archive that ``pack_entry`` made of ``key``, digests compared.
+
+    Raises ``InvalidArgumentError`` for anything else.
+    """
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            entries = list(_grouped(tar))
+    except (*_DAMAGED, OSError) as error:
+        raise _refused("it is no tar archive, or only a part of one", str(error)) from error
+    if [name for name, _ in entries] != [key]:
+        raise _refused("it is not of one artifact, or of another", key)
+    members = entries[0][1]
+    return _checked(key, members), members
 
 
 def _entry(cache: ArtifactCache, key: str) -> Entry | None:
@@ -188,6 +207,18 @@ def _entry(cache: ArtifactCache, key: str) -> Entry | None:
     except (OSError, ValueError, TypeError):
         meta = None
     return Entry(key, nbytes, used, meta)
+
+
+def _add_entry(tar: tarfile.TarFile, cache: ArtifactCache, key: str) -> bool:
+    artifact = cache.get(key)
+    if artifact is None:
+        return False
+    try:
+        for path in sorted(artifact.folder.iterdir()):
+            _add(tar, f"{key}/{path.name}", path.read_bytes())
+    finally:
+        artifact.release()
+    return True
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
@@ -218,7 +249,6 @@ def _grouped(tar: tarfile.TarFile) -> Iterable[tuple[str, dict[str, bytes]]]:
 
 
 def _checked(key: str, members: dict[str, bytes]) -> ArtifactMeta:
-
     try:
         meta = ArtifactMeta.from_json(members[META])
         binary = members[meta.binary]
@@ -231,7 +261,8 @@ def _checked(key: str, members: dict[str, bytes]) -> ArtifactMeta:
     return meta
 
 
-def _publish(cache: ArtifactCache, meta: ArtifactMeta, members: dict[str, bytes]) -> bool:
+def add_entry(cache: ArtifactCache, meta: ArtifactMeta, members: dict[str, bytes]) -> bool:
+    """Add an entry of files that were checked; False if it is there already."""
     found = cache.get(meta.key)
     if found is not None:
         found.release()

@@ -1,4 +1,5 @@
-"""Observers of the problems that a server is asked for, as its settings say."""
+"""Work beside that of clients, as the settings say: observers of the problems that are asked for, and the fleet's
+storage."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ __all__ = ["open_observers"]
 def open_observers(
     settings: Settings, engine: Engine, changed: Callable[[], object], parts: ExitStack
 ) -> list[Observer]:
-    """The journal and the confirmation of choices, where settings ask for them, ended with ``parts``. ``changed`` is
-    called every few seconds, since measurements may have changed. Raises ``InvalidArgumentError``.
+    """The journal and the confirmation of choices, where settings ask for them, and without an observer the fleet's
+    storage, ended with ``parts``. ``changed`` is called every few seconds, since measurements may have changed.
+
+    Raises ``InvalidArgumentError``, and what ``open_fleet`` raises.
     """
     found: list[Observer] = []
     if settings.journal is not None:
@@ -35,4 +38,8 @@ def open_observers(
         confirmation.start()
         parts.callback(confirmation.close)
         found.append(confirmation.problems.note)
+    if settings.fleet:
+        from tilewright_server.hosting.fleet.fleet import open_fleet
+
+        open_fleet(settings, engine, changed, parts)
     return found

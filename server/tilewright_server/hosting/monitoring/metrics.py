@@ -162,6 +162,15 @@ class Metrics:
             ("artifacts_evicted", "Entries that the artifact cache had no room for.", snapshot.artifacts_evicted),
         ):
             yield self._counter(name, text, {(): value})
+        shared = self._service.engine.pool.shared
+        if shared is None:
+            return
+        state = shared.state()
+        yield self._counter(
+            "fleet_objects", "Objects of the fleet's storage, by what became of them.", state.objects, "kind", "result"
+        )
+        yield self._gauge("fleet_waiting", "Kernels to be written to the fleet's storage.", {(): state.waiting})
+        yield self._gauge("fleet_serves", "0 while that storage is left alone since it fails.", {(): int(state.serves)})
 
     def _of_clients(self) -> Iterator[Metric]:
         usage = self._service.sessions.usage()

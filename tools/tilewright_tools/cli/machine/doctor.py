@@ -27,6 +27,8 @@ EPILOG = examples(
 )
 
 _PACKAGES = ("grpcio", "protobuf", "numpy", "ml_dtypes", "pluggy", "typer", "rich")
+_FLEET_S = 10.0
+"""For one access to the fleet's storage: the first one of S3's client connects and asks for credentials."""
 _START_S = 120.0
 """Until the private server of a self-test is ready: devices are opened and probed first."""
 _STYLES = {"ok": "green", "missing": "bold red", "note": "yellow"}
@@ -142,6 +144,7 @@ def examine() -> Iterator[Finding]:
         "hip compiler": _hip_toolchain,
         "disassembler": _disassembler,
         "cache": _cache,
+        "fleet": _fleet,
         "shared memory": _memory,
         "sockets": _sockets,
         "limits": _limits,
@@ -276,6 +279,41 @@ def _cache() -> Iterator[Finding]:
         yield Finding(
             "cache", "note", f"only {size_text(free)} free on its disk", "tilewright cache prune, or free space"
         )
+
+
+def _fleet() -> Iterator[Finding]:
+    """The storage that servers share, if the settings name one."""
+    import secrets
+
+    from tilewright_kit.types.errors import TilewrightError
+    from tilewright_server.settings import load
+
+    settings = load()
+    if not settings.fleet:
+        return
+    from tilewright_server.hosting.fleet.seal import Seal
+    from tilewright_server.hosting.fleet.store import Store
+
+    name = f"probes/{secrets.token_hex(8)}"
+    try:
+        store = Store(settings.fleet, max(settings.fleet_timeout_s, _FLEET_S))
+        seal = Seal(settings.fleet_key, settings.trusted_keys)
+        if settings.fleet_write:
+            store.write(name, seal.close(b"probe"))
+        found = store.read(name, 4096)
+        if found is None:
+            detail = "reached; this server does not write there"
+            if settings.fleet_write:
+                yield Finding("fleet", "note", f"{settings.fleet}: what was written is not there")
+                return
+        else:
+            seal.open(found)
+            store.remove(name)
+            detail = "read and written"
+    except TilewrightError as error:
+        yield Finding("fleet", "note", error.reason, error.fix)
+        return
+    yield Finding("fleet", "ok", f"{settings.fleet}: {detail}")
 
 
 def _memory() -> Iterator[Finding]:

@@ -1,0 +1,1 @@
+"""Compiled kernels and measurements that servers share through object storage."""
