@@ -251,6 +251,11 @@ def violation(message: error_pb2.Violation) -> Violation:
     return Violation(message.rule, message.field, message.value, message.reason, dict(message.fix))
 
 
+def of_code(code: str) -> type[TilewrightError]:
+    """The class of a code; ``InternalError`` for one that is not known."""
+    return _BY_CODE.get(code, InternalError)
+
+
 def from_detail(detail: error_pb2.ErrorDetail, otherwise: type[TilewrightError] = InternalError) -> TilewrightError:
     """The exception that a detail describes; an unknown code becomes ``otherwise``."""
     kind = _BY_CODE.get(detail.code, otherwise)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.dispatch.bindings.in_place import BoundInPlace, InPlace
 from tilewright.dispatch.operands.slots import Slot
-from tilewright.errors import InvalidArgumentError, TilewrightError, UnsupportedError
+from tilewright.errors import InvalidArgumentError, TilewrightError, UnsupportedError, of_code
 from tilewright.launch.library import Library, load_library
 from tilewright.launch.opened import OpenedPlan
 from tilewright.types.spec import Array, Spec, as_array, contiguous_strides, fresh
@@ -22,13 +22,31 @@ from tilewright.types.spec import Array, Spec, as_array, contiguous_strides, fre
 __all__ = ["Bundle", "BundlePlan", "BundleProblem", "load_bundle"]
 
 
-def load_bundle(path: str | PathLike[str]) -> Bundle:
+def load_bundle(path: str | PathLike[str], *, trusted_keys: str | PathLike[str] | None = None) -> Bundle:
     """Open a bundle. Its plans and their code are read when they are first used.
 
+    ``trusted_keys`` is a file of public Ed25519 keys (PEM), one of which must have signed the bundle; its signature
+    lies beside it (``FILE.sig``). Others must not be able to write to the bundle while it is open.
+
     Raises ``NotFoundError`` for a file that cannot be read, ``InvalidArgumentError`` for one that is no bundle or is
-    damaged, ``UnsupportedError`` for a bundle of another version, ``UnavailableError`` where libtilewright is missing.
+    damaged, or no file of keys, ``UnsupportedError`` for a bundle of another version and where ``cryptography`` is
+    missing for signatures, ``UnavailableError`` where libtilewright is missing, ``AccessError`` for a bundle that no
+    trusted key has signed (rule ``signature_missing``, ``signature_key``, ``signature_content`` or
+    ``signature_damaged``).
     """
-    return Bundle(load_library(), Path(path))
+    library = load_library()
+    if trusted_keys is not None:
+        _check_signature(Path(path), Path(trusted_keys))
+    return Bundle(library, Path(path))
+
+
+def _check_signature(path: Path, trusted: Path) -> None:
+    from tilewright_native.signatures import SignatureProblem, check_file, read_trusted
+
+    try:
+        check_file(path, read_trusted(trusted))
+    except SignatureProblem as problem:
+        raise of_code(problem.code)(problem.reason, **problem.words) from problem.__cause__
 
 
 @dataclass(frozen=True)

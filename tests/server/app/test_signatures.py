@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
+import tilewright as tw
 from tilewright_kit.contract.bundle import BundlePlan, write_bundle
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.record import request_to_dict
@@ -188,3 +189,40 @@ def test_commands_sign_and_require_signatures(
     assert "signature_missing" in capsys.readouterr().err
     assert main(["bundle", "run", str(bundle)]) == Exit.USAGE
     assert "signature_missing" in capsys.readouterr().err
+
+
+# Clients
+
+
+def test_a_client_opens_a_bundle_of_a_trusted_key(bundle: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    sign(bundle, private)
+    with tw.load_bundle(bundle, trusted_keys=public) as opened:
+        assert [item.arch for item in opened.problems] == ["x86-64-v2"]
+
+
+@pytest.mark.parametrize("wrong", ["unsigned", "foreign", "content", "damaged"])
+def test_a_client_opens_no_other_bundle_where_it_names_keys(
+    bundle: Path, keys: tuple[Path, Path], tmp_path: Path, wrong: str
+) -> None:
+    private, public = keys
+    if wrong != "unsigned":
+        sign(bundle, make_key(tmp_path, "other")[0] if wrong == "foreign" else private)
+    if wrong == "content":
+        damage_content(bundle)
+    if wrong == "damaged":
+        signature_path(bundle).write_text("[" * 60_000)
+    with pytest.raises(tw.AccessError) as caught:
+        tw.load_bundle(bundle, trusted_keys=public)
+    rules = {"unsigned": "missing", "foreign": "key"}
+    assert caught.value.rule == f"signature_{rules.get(wrong, wrong)}" and caught.value.fix
+
+
+def test_a_client_says_what_is_wrong_with_files(bundle: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(tw.NotFoundError):
+        tw.load_bundle(tmp_path / "none.twb", trusted_keys=keys[1])
+    with pytest.raises(tw.NotFoundError):
+        tw.load_bundle(bundle, trusted_keys=tmp_path / "none.pub")
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        tw.load_bundle(bundle, trusted_keys=bundle)
+    assert caught.value.rule == "signature_key_file"
