@@ -91,6 +91,15 @@ def real_server(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) ->
     running.kill()
 
 
+@pytest.fixture(scope="module")
+def empty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The service with a cache that has no kernels yet, over TCP too."""
+    folder = tmp_path_factory.mktemp("empty")
+    running = service(folder, folder / "cache", "--listen", "127.0.0.1:0", "--insecure").start()
+    yield running
+    running.kill()
+
+
 @pytest.fixture
 def remote_target(tmp_path: Path, kernel_cache: Path) -> Iterator[str]:
     """Where the service can be reached without shared memory."""

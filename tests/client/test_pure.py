@@ -109,6 +109,10 @@ def test_words_of_gemm_are_checked_before_anything_is_sent() -> None:
         "unary": "Silu",
     }
     assert gemm.attributes(clamp=(0, None)) == {"unary": "Clamp", "clamp_lo": 0.0}
+    for activation in ("relu6", "softplus"):
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            gemm.attributes(activation=activation, clamp=(0, 1))
+        assert (caught.value.field, caught.value.rule) == ("clamp", "no_effect")
     for wrong in ({"activation": "rleu"}, {"binary": "sub"}, {"clamp": 3}, {"alpha": "2"}, {"out_dtype": "f8"}):
         with pytest.raises(tw.InvalidArgumentError):
             gemm.attributes(**wrong)

@@ -66,7 +66,15 @@ def elementwise(
                 fix="pass d=[tensor] as well, or leave it out",
             )
         found["binary"] = _BINARY[binary][count_d > 1]
-    if activation == "relu6" and clamp is None:
+    if clamp is not None and activation not in (None, "clamp") and activation in ACTIVATIONS:
+        raise InvalidArgumentError(
+            f"clamp has no effect with activation {activation!r}, which has no bounds of the caller's",
+            field="clamp",
+            value=clamp,
+            rule="no_effect",
+            fix="leave one of them out",
+        )
+    if activation == "relu6":
         activation, clamp = "clamp", (0.0, 6.0)
     if activation is None and clamp is not None:
         activation = "clamp"

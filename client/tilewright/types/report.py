@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright_proto.v1 import dispatch_pb2
 
-__all__ = ["Report", "Timing", "first_report", "plain"]
+__all__ = ["Report", "Timing", "first_report", "joint_report", "plain"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,23 @@ def first_report(planned: Report, ran: Report | None) -> Report:
         total_ns=own.total_ns or times.plan_ns + times.build_ns + own.queue_ns + own.device_ns,
     )
     return replace(ran, timing=timing, plan_cached=planned.plan_cached, notes=planned.notes)
+
+
+def joint_report(plans: Sequence[Report], fresh: Sequence[Report], ran: Report | None) -> Report | None:
+    """The report of a call of several plans in one message: kernels of all, and the work on those that it made."""
+    if ran is None:
+        return None
+    ran = replace(ran, kernels=tuple(name for plan in plans for name in plan.kernels))
+    if not fresh:
+        return ran
+    plan_ns, build_ns = (sum(getattr(plan.timing, name) for plan in fresh) for name in ("plan_ns", "build_ns"))
+    planned = replace(
+        fresh[0],
+        timing=replace(fresh[0].timing, plan_ns=plan_ns, build_ns=build_ns),
+        plan_cached=all(plan.plan_cached for plan in fresh),
+        notes=tuple(note for plan in fresh for note in plan.notes),
+    )
+    return first_report(planned, ran)
 
 
 def plain(value: Any) -> Any:

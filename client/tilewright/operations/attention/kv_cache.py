@@ -25,6 +25,7 @@ from tilewright.tensor.resident import ResidentTensor
 from tilewright.transport.rpc import Flow
 from tilewright.types.arguments import flag
 from tilewright.types.dtypes import DTypeLike, element_type
+from tilewright.types.report import joint_report
 from tilewright.types.spec import Spec
 
 __all__ = ["append", "attend", "create"]
@@ -300,6 +301,7 @@ def _check_new(k: Any, q: Any) -> None:
 
 def _rows(state: CacheState, ids: Any, field: str, tensor: Any, cu_seqlens: Any) -> tuple[list[int], list[int], Any]:
     """Sequences, how many rows each has in ``tensor``, and where they start."""
+    state.fresh.clear()
     known, shape = state.known(ids), spec_of(tensor, field).shape or (0,)
     if cu_seqlens is None:
         return known, [shape[2] if len(shape) == 4 else 0] * len(known), None
@@ -357,6 +359,10 @@ def _send(state: CacheState, loads: Sequence[tuple[PlanState, Any]], timeout: fl
     except BaseException:  # whatever was appended does not count: what is known here is sent again
         state.stale = True
         raise
+    plans = [plan for plan, _ in loads]
+    state.core.report = joint_report(
+        [plan.report for plan in plans], [plan.report for plan in state.fresh], state.core.report
+    )
     return results
 
 
@@ -384,6 +390,7 @@ def _plan(state: CacheState, operation: str, inputs: Any, outputs: Any, words: A
         described = {name: spec_of(value, name) for name, value in outputs.items() if value is not None}
         plan = yield from prepare(state.core, operation, specs, described, given, device=device or None)
         state.core.remember(state.plans, key, plan)
+        state.fresh.append(plan)
     return plan
 
 

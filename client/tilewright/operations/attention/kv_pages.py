@@ -43,6 +43,8 @@ class CacheState:
         self.factors: dict[str, ResidentTensor] = {}
         """Factors of a cache in fp8, by operand."""
         self.plans: dict[Any, PlanState] = {}
+        self.fresh: list[PlanState] = []
+        """Plans that the call under way has made."""
         self.scratch: dict[Any, ResidentTensor] = {}
         """Rotated queries on their way from one stage to the next."""
         self.changed: set[int] = set()

@@ -1,4 +1,4 @@
-"""The work of `tilewright serve`, and the reading of flags that are written out: the parser of all commands, which knows
+"""The work of `tilewright serve`, and reading of flags that are written out: the parser of all commands, which knows
 more, takes a quarter of a server's start.
 """
 
