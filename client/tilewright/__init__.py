@@ -39,6 +39,14 @@ if TYPE_CHECKING:
         Violation,
     )
     from tilewright.operations.epilogue import ACTIVATIONS
+    from tilewright.operations.int4 import (
+        Int4Weights,
+        int4_from_awq,
+        int4_from_gptq,
+        pack_int4,
+        quantize_int4,
+        unpack_int4,
+    )
     from tilewright.operations.kernels import BuildEvent, Correction, Kernel, KernelDetails, Validation
     from tilewright.session.tls import Tls
     from tilewright.sync.bundle import Bundle, BundlePlan, BundleProblem, load_bundle
@@ -75,6 +83,7 @@ __all__ = [
     "DeadlineError",
     "DeviceArray",
     "DeviceError",
+    "Int4Weights",
     "InternalError",
     "InvalidArgumentError",
     "KVCache",
@@ -101,7 +110,12 @@ __all__ = [
     "Violation",
     "aio",
     "connect",
+    "int4_from_awq",
+    "int4_from_gptq",
     "load_bundle",
+    "pack_int4",
+    "quantize_int4",
+    "unpack_int4",
 ]
 
 # As the imports for type checkers above.
@@ -112,6 +126,7 @@ _PLACES = {
         "InternalError InvalidArgumentError NotFoundError ResourceExhaustedError TilewrightError ToolchainMissingError "
         "UnavailableError UnknownOutcomeError UnsupportedError Violation",
         "operations.epilogue": "ACTIVATIONS",
+        "operations.int4": "Int4Weights int4_from_awq int4_from_gptq pack_int4 quantize_int4 unpack_int4",
         "operations.kernels": "BuildEvent Correction Kernel KernelDetails Validation",
         "session.tls": "Tls",
         "sync.bundle": "Bundle BundlePlan BundleProblem load_bundle",

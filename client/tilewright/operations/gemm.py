@@ -4,6 +4,7 @@ server's.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tilewright.dispatch.run import run
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
 from tilewright.operations.epilogue import addends, elementwise, scale_operand
+from tilewright.operations.int4 import FORMAT, Int4Weights
 from tilewright.operations.matrices import fold_scales, readable, writable
 from tilewright.session.state import Core
 from tilewright.tensor.interop import alignment, all_recognised
@@ -36,10 +38,40 @@ Blocks = Any
 """A name, or a pair of (rows, k) of A and (columns, k) of B: ``((1, 128), (128, 128))``."""
 
 
+def _int4(b: Any, b_format: str | None, scale_b: Any, zero_b: Any) -> tuple[Any, str | None, Any, Any]:
+    """``Int4Weights`` as the operands that they stand for, and bytes of other types as the operation's."""
+    if isinstance(b, Int4Weights):
+        given = {"b_format": b_format, "scale_b": scale_b, "zero_b": zero_b}
+        for name, value in given.items():
+            if value is not None and not (name == "b_format" and value == FORMAT):
+                raise InvalidArgumentError(
+                    f"b has its own {name}",
+                    field=name,
+                    value=value if isinstance(value, str) else "",
+                    rule="int4_weights",
+                    fix=f"leave {name} out, or pass the arrays of b one by one",
+                )
+        b, b_format, scale_b, zero_b = b.b, FORMAT, b.scale_b, b.zero_b
+    if b_format == FORMAT:
+        b, zero_b = _signed(b), _signed(zero_b)
+    return b, b_format, scale_b, zero_b
+
+
+def _signed(array: Any) -> Any:
+    """The same bytes as int8."""
+    dtype = getattr(array, "dtype", None)
+    if isinstance(array, np.ndarray):
+        return array.view(np.int8) if array.dtype == np.uint8 else array
+    if str(dtype) == "torch.uint8":
+        return array.view(sys.modules["torch"].int8)
+    return array
+
+
 def attributes(
     *,
     split_k: int | None = None,
     scale_block: Blocks | None = None,
+    b_format: str | None = None,
     tensors: Iterable[Any] = (),
     **words: Any,
 ) -> dict[str, Any]:
@@ -49,6 +81,8 @@ def attributes(
     found = elementwise(**words)
     if scale_block is not None:
         found["scale_block"] = _blocks(scale_block)
+    if b_format is not None:
+        found["b_format"] = b_format
     if (least := alignment(tensors)) is not None:
         found["alignment"] = least
     if split_k is not None:
@@ -89,7 +123,15 @@ def _no_exponents(scale: Any, name: str) -> None:
 
 
 def operands(
-    a: Operand, b: Operand, bias: Operand, c: Operand, d: Sequence[Operand], scale_a: Any, scale_b: Any, group: str = ""
+    a: Operand,
+    b: Operand,
+    bias: Operand,
+    c: Operand,
+    d: Sequence[Operand],
+    scale_a: Any,
+    scale_b: Any,
+    zero_b: Any = None,
+    group: str = "",
 ) -> dict[str, Any]:
     """Inputs by the operation's names."""
     listed = addends(d, group)
@@ -101,6 +143,8 @@ def operands(
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None:
             found[f"{name}{group}"] = scale_operand(scale, name)
+    if zero_b is not None:
+        found[f"zero_b{group}"] = zero_b
     return all_recognised(found)
 
 
@@ -121,6 +165,8 @@ def _gemm(
     slope: float | None = None,
     scale_a: Operand | float | None = None,
     scale_b: Operand | float | None = None,
+    zero_b: Operand | None = None,
+    b_format: str | None = None,
     scale_block: Blocks | None = None,
     out_dtype: DTypeLike | None = None,
     out: Array | Spec | None = None,
@@ -141,7 +187,9 @@ def _gemm(
     it if no activation is given; ``slope`` is the factor below zero of "leaky_relu" and "elu"; ``scale_a`` is a number
     or one for each row, ``scale_b`` a number or one for each column. With ``scale_block=((1, 128), (128, 128))``
     products of fp8 have one for each block: ``scale_a`` is ``[..., M, ceil(K / 128)]``, ``scale_b`` ``[...,
-    ceil(N / 128), ceil(K / 128)]``, or with ``((1, 128), (1, 128))`` ``[..., N, ceil(K / 128)]``. ``out_dtype`` is what
+    ceil(N / 128), ceil(K / 128)]``, or with ``((1, 128), (1, 128))`` ``[..., N, ceil(K / 128)]``. ``b`` may be 4-bit
+    weights in groups of 128, ``Int4Weights`` of ``quantize_int4``, beside an ``a`` of fp16, bf16, fp8 or int8; or their
+    arrays, with ``b_format="int4_128"``, ``scale_b`` and maybe ``zero_b``. ``out_dtype`` is what
     the result is to be; ``out`` is an array to write it into, in place if it is in shared memory or on a GPU. Without
     ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a fresh one there, of the library
     that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other arguments, and the errors, are those of
@@ -154,11 +202,12 @@ def _gemm(
         a, b = (a[None] if -2 in lone else a), (b[:, None] if -1 in lone else b)
         out = _lifted(out, lone)
     c = _scaled(c, beta)
+    b, b_format, scale_b, zero_b = _int4(b, b_format, scale_b, zero_b)
     alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
     if scale_block is not None:
         _no_exponents(scale_a, "scale_a")
         _no_exponents(scale_b, "scale_b")
-    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b), writable(out)
+    inputs, target = operands(a, b, bias, c, d, scale_a, scale_b, zero_b), writable(out)
     words = attributes(
         alpha=alpha,
         binary=binary,
@@ -169,6 +218,7 @@ def _gemm(
         out_dtype=out_dtype,
         split_k=split_k,
         scale_block=scale_block,
+        b_format=b_format,
         tensors=(inputs["a"], inputs["b"], target),
     )
     squeezed = tuple(sorted(lone))
@@ -222,6 +272,8 @@ def _grouped_gemm(
     slope: float | None = None,
     scale_a: Sequence[Any] | None = None,
     scale_b: Sequence[Any] | None = None,
+    zero_b: Sequence[Any] | None = None,
+    b_format: str | None = None,
     scale_block: Blocks | None = None,
     out_dtype: DTypeLike | None = None,
     out: Sequence[Array] | None = None,
@@ -234,7 +286,9 @@ def _grouped_gemm(
     Arguments as for ``gemm``.
     """
     count = len(a)
-    lists = {"b": b, "c": c, "bias": bias, "d": d, "scale_a": scale_a, "scale_b": scale_b, "out": out}
+    lists = {
+        "b": b, "c": c, "bias": bias, "d": d, "scale_a": scale_a, "scale_b": scale_b, "zero_b": zero_b, "out": out,
+    }  # fmt: skip
     for name, values in lists.items():
         if values is not None and len(values) != count:
             raise InvalidArgumentError(
@@ -245,15 +299,23 @@ def _grouped_gemm(
                 fix="give one entry for each group",
             )
     inputs: dict[str, Any] = {}
+    form = b_format
     for group in range(count):
+        own_b, form, own_scale, own_zero = _int4(
+            b[group],
+            b_format,
+            scale_b[group] if scale_b is not None else None,
+            zero_b[group] if zero_b is not None else None,
+        )
         inputs |= operands(
             a[group],
-            b[group],
+            own_b,
             bias[group] if bias is not None else None,
             _scaled(c[group] if c is not None else None, beta),
             d[group] if d is not None else (),
             scale_a[group] if scale_a is not None else None,
-            scale_b[group] if scale_b is not None else None,
+            own_scale,
+            own_zero,
             f"[{group}]",
         )
     names = [f"out[{group}]" for group in range(count)]
@@ -268,6 +330,7 @@ def _grouped_gemm(
         out_dtype=out_dtype,
         split_k=split_k,
         scale_block=scale_block,
+        b_format=form,
         tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),
     )
     targets = out if out is not None else [None] * count

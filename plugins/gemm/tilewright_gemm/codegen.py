@@ -8,6 +8,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.int4 import scale_struct
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.pipelines.records import pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -90,6 +91,8 @@ def config_struct(config: GemmConfig, arch: ArchSpec) -> str:
 
 def _kernel(config: GemmConfig) -> str:
     """The configuration that a kernel is made of, of the struct ``Config`` of its unit."""
+    if config.int4:
+        return scale_struct(config.scale_b, "Config")
     return f"tw::Scaled{config.scale_b}<Config>" if config.block_scaled else "Config"
 
 
@@ -112,7 +115,7 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "d": ", ".join(f"tw::{item}" for item in config.d),
         "a_col": config.layout[0] == "c",
         "b_col": config.layout[1] == "c",
-        "header": "scaled" if config.block_scaled else "gemm",
+        "header": "int4" if config.int4 else "scaled" if config.block_scaled else "gemm",
     }
     for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
         values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}
@@ -123,6 +126,8 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         values[field] = getattr(config, field)
     if config.block_scaled:  # the epilogue scales nothing
         values |= {"scale_a": ScaleA.NONE, "scale_b": ScaleB.NONE}
+    if config.int4:  # the epilogue scales rows at most
+        values |= {"scale_b": ScaleB.NONE}
     return texts(values)
 
 

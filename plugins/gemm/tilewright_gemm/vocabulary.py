@@ -26,6 +26,7 @@ __all__ = [
     "LAYOUTS",
     "MAX_D",
     "UNARY_ALIASES",
+    "BFormat",
     "Binary",
     "Epilogue",
     "Reduction",
@@ -54,13 +55,28 @@ class ScaleA(Word):
 
 
 class ScaleB(Word):
-    """Scale on B's side: none, one fp32 value, one for each column, or one for each block of B (``block_scales``)."""
+    """Scale on B's side: none, one fp32 value, one for each column, one for each block of B (``block_scales``), or one
+    for each group of packed 4-bit weights, of the type that is named, with zero points or without (``int4``).
+    """
 
     NONE = "none"
     TENSOR = "tensor"
     COLUMN = "column"
     BLOCK_1X128 = "1x128"
     BLOCK_128X128 = "128x128"
+    INT4_FP32 = "int4fp32"
+    INT4_FP16 = "int4fp16"
+    INT4_BF16 = "int4bf16"
+    INT4_FP32_ZEROS = "int4fp32z"
+    INT4_FP16_ZEROS = "int4fp16z"
+    INT4_BF16_ZEROS = "int4bf16z"
+
+
+class BFormat(Word):
+    """How B is stored: as its type says, or as packed 4-bit weights in groups of 128 (``int4``)."""
+
+    PLAIN = "plain"
+    INT4 = "int4_128"
 
 
 class ScaleBlock(Word):

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from tilewright_gemm.config.block_scales import DTYPES as BLOCK_DTYPES
 from tilewright_gemm.config.block_scales import SCALES, scale_shapes
-from tilewright_gemm.vocabulary import ScaleBlock
+from tilewright_gemm.config.int4 import DTYPES as INT4_DTYPES
+from tilewright_gemm.config.int4 import SCALE_DTYPES, group_shape, packed_rows
+from tilewright_gemm.vocabulary import BFormat, ScaleBlock
 from tilewright_kit.commands.cases import (
     DTYPES,
     NO,
@@ -33,11 +35,12 @@ from tilewright_kit.commands.cases import (
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["LAYOUTS", "GemmCase"]
+__all__ = ["INT4", "LAYOUTS", "GemmCase"]
 
 Array = npt.NDArray[Any]
 
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")
+INT4 = tuple(f"{dtype}{zeros}" for zeros in ("", "z") for dtype in SCALE_DTYPES)
 _GROUPS = re.compile(r"\d{1,9}(\+\d{1,9})*")
 
 
@@ -81,6 +84,8 @@ class GemmCase:
     """Rows of each product of a grouped call, in the place of ``m``: ``128+64+0``."""
     scale_block: str = ""
     """Blocks of A and B that have a scale each: ``1x128_128x128`` or ``1x128_1x128``."""
+    int4: str = ""
+    """B is 4-bit weights in groups of 128, with scales of this type: ``fp16``; ``fp16z`` with zero points."""
 
     def checked(self, where: str) -> GemmCase:
         check_positive(self, where, ("m", "n", "k"))
@@ -95,6 +100,8 @@ class GemmCase:
                 raise wrong(where, name, getattr(self, name), "there is no such scale", fix)
         if self.scale_block:
             self._check_blocks(where)
+        if self.int4:
+            self._check_int4(where)
         check_words(self, where, {"fast_accumulation": (*YES, *NO)})
         check_steps(self, where)
         if self.groups and not _GROUPS.fullmatch(self.groups):
@@ -115,6 +122,18 @@ class GemmCase:
             reason = f"blocks of {self.dtype} have no scales"
             raise wrong(where, "scale_block", self.scale_block, reason, "set dtype to fp8, bf8 or mixed")
 
+    def _check_int4(self, where: str) -> None:
+        if self.int4 not in INT4:
+            raise wrong(where, "int4", self.int4, "4-bit weights have no such scales", f"use {', '.join(INT4)}")
+        if self.scale_b or self.scale_block:
+            reason = "4-bit weights have scales of their own"
+            raise wrong(where, "int4", self.int4, reason, "leave scale_b and scale_block out, or int4")
+        if self.dtype not in {item.value for item in INT4_DTYPES}:
+            reason = f"4-bit weights are not multiplied with {self.dtype}"
+            raise wrong(where, "int4", self.int4, reason, f"set dtype to {', '.join(INT4_DTYPES)}")
+        if self.layout[1] != "c":
+            raise wrong(where, "layout", self.layout, "4-bit weights lie by columns", "use rcr or ccr")
+
     @property
     def rows(self) -> tuple[int, ...]:
         """Rows of each product of a grouped call; empty for a plain one."""
@@ -130,6 +149,7 @@ class GemmCase:
         parts += [f"*{self.alpha}"] if self.alpha else []
         parts += [f"+{name}" for name in ("bias", "d", "scale_a", "scale_b") if getattr(self, name)]
         parts += [f"blocks {self.scale_block}"] if self.scale_block else []
+        parts += [f"int4 {self.int4}"] if self.int4 else []
         parts += [f"out {self.out_dtype}"] if self.out_dtype else []
         parts += [self.activation] if self.activation else []
         parts += [f"slope {self.slope}"] if self.slope else []
@@ -153,7 +173,7 @@ class GemmCase:
     @property
     def is_plain(self) -> bool:
         """True if C is the product and nothing else."""
-        scaled = self.scale_a or self.scale_b or self.scale_block or self.alpha
+        scaled = self.scale_a or self.scale_b or self.scale_block or self.int4 or self.alpha
         return not (self.bias or self.activation or self.d or scaled or self.clamp or self.groups)
 
     @property
@@ -198,6 +218,13 @@ class GemmCase:
             shapes = scale_shapes(SCALES[block][1], self.m, self.n, self.k)
             inputs |= {f"scale_{side}": TensorDesc.of("fp32", shape) for side, shape in zip("ab", shapes, strict=True)}
             attributes["scale_block"] = block.value
+        if self.int4:
+            groups = group_shape(self.n, self.k)
+            inputs["b"] = self._matrix("int8", packed_rows(self.k), self.n, "c")
+            inputs["scale_b"] = TensorDesc.of(self.int4.rstrip("z"), groups)
+            if self.int4.endswith("z"):
+                inputs["zero_b"] = TensorDesc.of("int8", groups)
+            attributes["b_format"] = BFormat.INT4.value
         if self.fast:
             attributes["fast_accumulation"] = True
         return OperationRequest("gemm", inputs, {}, attributes)

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from tilewright_gemm.commands.cases import GemmCase
     from tilewright_kit.commands.cases import CaseFamily
 
-__all__ = ["BLOCKS", "COMMAND"]
+__all__ = ["BLOCKS", "COMMAND", "INT4"]
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
 BLOCKS = ("1x128_128x128", "1x128_1x128")
+INT4 = ("fp32", "fp16", "bf16", "fp32z", "fp16z", "bf16z")
 _LAYERS = (
     ("query, key, value", 384, 1152, ""),
     ("attention output", 384, 384, ""),
@@ -41,6 +42,7 @@ class GemmCommand(ProblemCommand):
             "128 256 512 --groups 128+64+0 --dtype bf16 --validate    grouped",
             "128 4096 4096 --layout rrr --packed --validate",
             "128 7168 4096 --dtype fp8 --scale-block 1x128_128x128 --validate",
+            "16 4096 4096 --dtype bf16 --int4 fp16z --validate    4-bit weights",
             "256 256 256 --kernel NAME    (names: tilewright kernels list)",
             "4096 4096 4096 --dtype bf16 --device cuda:0",
             "512 512 512 --target unix:/tmp/tw.sock",
@@ -79,6 +81,13 @@ class GemmCommand(ProblemCommand):
             "",
             "Blocks of A and B that have a factor each, of fp8: 1x128_128x128 or 1x128_1x128.",
             words=BLOCKS,
+            strict=True,
+        ),
+        option(
+            "int4",
+            "",
+            "B is 4-bit weights in groups of 128 with scales of this type; z: and zero points.",
+            words=INT4,
             strict=True,
         ),
         option("alpha", "", "Factor of the product.", metavar="NUMBER"),
@@ -148,6 +157,10 @@ class GemmCommand(ProblemCommand):
 
         # NumPy has a fast product for float32 alone; it gets the same numbers, converted beforehand.
         a, b = (inputs[name].astype(np.float32) for name in "ab")
+        if case.int4:
+            from tilewright_gemm.references.reference import unpacked_weights
+
+            b = unpacked_weights(inputs, "", case.k).astype(np.float32)
         if not case.bias:
             return lambda: np.matmul(a, b)
         bias = inputs["bias"].astype(np.float32)

@@ -98,10 +98,12 @@ class GemmFamily:
     def peer_call(self, torch: Any, case: GemmCase, operands: Mapping[str, Any]) -> Callable[[], object]:
         """The product with its bias; other epilogues are left out, which favours the peer.
 
-        Raises ``NotImplementedError`` for grouped products.
+        Raises ``NotImplementedError`` for grouped products and 4-bit weights.
         """
         if case.groups:
             raise NotImplementedError("PyTorch has no grouped product of these operands")
+        if case.int4:
+            raise NotImplementedError("PyTorch has no product of weights in this format")
         a, b, bias = operands["a"], operands["b"], operands.get("bias")
         if case.dtype == "int8":
             return lambda: torch._int_mm(a, b)
@@ -140,7 +142,7 @@ def _part(case: GemmCase, inputs: Mapping[str, Array], lead: int | None, rows: A
             here = here[:, columns]
         elif name.startswith("d["):
             here = here[rows][:, columns]
-        elif name in ("bias", "scale_b") and here.ndim:
+        elif name in ("bias", "scale_b", "zero_b") and here.ndim:
             here = here[columns // _BLOCK_COLUMNS if squares and name == "scale_b" else columns]
         picked[name] = here
     return Part(lambda out: (out if lead is None else out[lead])[rows][:, columns], case.request(), picked)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from tilewright_gemm.config.block_scales import is_block_scaled
+from tilewright_gemm.config.int4 import is_int4
 from tilewright_gemm.vocabulary import (
     Binary,
     Epilogue,
@@ -169,12 +170,19 @@ class GemmConfig(TiledForms, KernelConfig):
         plain = self.unary is Unary.NONE and not self.bias and not self.num_d_tensors
         if self.block_scaled:  # which the main loop does
             return not plain
+        if self.int4:  # likewise, but for A's
+            return not plain or self.scale_a is not ScaleA.NONE
         return not plain or self.scale_a is not ScaleA.NONE or self.scale_b is not ScaleB.NONE
 
     @property
     def block_scaled(self) -> bool:
         """True if sums of blocks are scaled before they are added (``block_scales``)."""
         return is_block_scaled(self.scale_a, self.scale_b)
+
+    @property
+    def int4(self) -> bool:
+        """True if B is packed 4-bit weights (``int4``)."""
+        return is_int4(self.scale_b)
 
     @property
     def variant(self) -> str:

@@ -28,6 +28,8 @@ _STREAM_VECTOR = 16
 
 def workspace_bytes(config: GemmConfig, products: tuple[Product, ...], split: int) -> int:
     """Bytes that a launch of ``config`` on ``products`` needs, in ``split`` slices of K."""
+    if config.int4:  # unpacked to fp32: a depth of one, and sums of that type
+        config = config.replace(warp_tile=(*config.warp_tile[:2], 1), dtype_acc="fp32")
     member = partial = 0
     blocked = (0, 0, 0, 0)
     for product in products:

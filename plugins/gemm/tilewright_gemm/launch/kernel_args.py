@@ -14,11 +14,11 @@ _NULL_OPERAND = Struct((Pointer(), I64(0), I64(0), I64(0)))
 
 def problem_row(problem: GemmProblem, product: Product, d: Arg | None = None) -> Struct:
     """One product. ``d`` replaces the table of its D operands."""
-    sizes = (problem.dtype_a.bytes, problem.dtype_b.bytes, problem.dtype_c.bytes)
+    sizes = (problem.dtype_a.bytes, problem.bytes_b, problem.dtype_c.bytes)
     bias_bytes = problem.dtype_bias.bytes if problem.dtype_bias else 0
     vectors = (
         operand_row(product.scale_a, DType.FP32.bytes),
-        operand_row(product.scale_b, DType.FP32.bytes),
+        operand_row(product.scale_b, problem.scale_dtype.bytes),
         operand_row(product.bias, bias_bytes),
     )
     scalars = (problem.alpha, problem.clamp_lo, problem.clamp_hi)
@@ -34,8 +34,9 @@ def bare_row(layout: str, product: Product, sizes: tuple[int, int, int]) -> Stru
 
 
 def operand_rows(problem: GemmProblem, product: Product) -> tuple[Struct, ...]:
-    """The D operands of a product."""
-    return tuple(operand_row(view, dtype.bytes) for view, dtype in zip(product.d, problem.dtype_d, strict=True))
+    """The D operands of a product, and behind them its zero points, if it has any."""
+    rows = tuple(operand_row(view, dtype.bytes) for view, dtype in zip(product.d, problem.dtype_d, strict=True))
+    return (*rows, operand_row(product.zero_b, DType.INT8.bytes)) if product.zero_b else rows
 
 
 def operand_row(view: View | None, element_bytes: int) -> Struct:

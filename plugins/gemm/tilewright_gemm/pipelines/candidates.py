@@ -7,6 +7,7 @@ from typing import Any
 
 from tilewright_gemm.candidates.applicability import gpu_mismatches, signature_mismatches
 from tilewright_gemm.candidates.block_scaled import block_scaled
+from tilewright_gemm.candidates.int4 import with_int4
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.records import PIPELINES, pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -68,6 +69,8 @@ def _algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig
     for record in PIPELINES:
         if record.drives(device.arch) and record.reaches(problem, device.arch):
             found = record.algorithms(problem, device, few)
+            if problem.int4:
+                found = with_int4(found, device)
             yield from block_scaled(found, device) if problem.block_scaled else found
             few = True
 

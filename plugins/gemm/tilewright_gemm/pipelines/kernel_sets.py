@@ -12,6 +12,7 @@ from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.kernel_sets.block_scaled import BLOCK_SCALED
 from tilewright_gemm.kernel_sets.cpu import CPU_PACKING
 from tilewright_gemm.kernel_sets.hip import ESSENTIAL, packing_kernels, preferred
+from tilewright_gemm.kernel_sets.int4 import INT4_SET
 from tilewright_gemm.kernel_sets.preselected import ORIGINALS, preselected_kernels
 from tilewright_gemm.kernel_sets.sweeps import SWEEPS
 from tilewright_gemm.pipelines.record import Pipeline
@@ -72,6 +73,7 @@ KERNEL_SETS: dict[str, KernelSet[GemmConfig]] = {
     "default": DEFAULT,
     "essential": ESSENTIAL,
     BLOCK_SCALED.name: BLOCK_SCALED,
+    INT4_SET.name: INT4_SET,
 } | {
     name: KernelSet(name, f"Preselected: {name}, mended", DeferredDeclarations(partial(_preselected, name)), offered)
     for name in ORIGINALS

@@ -30,7 +30,14 @@ def _kind(problem: GemmProblem, device: DeviceInfo) -> SpaceClass | None:
     """The class of a problem; None where the warp-specialised pipeline cannot compute it, or its kernels are others."""
     arch = device.arch
     drives = any(PIPELINE in record.names and record.drives(arch) for record in PIPELINES)
-    if not drives or problem.packing or problem.is_empty or problem.block_scaled or not ws_reaches(problem, arch):
+    if (
+        not drives
+        or problem.packing
+        or problem.is_empty
+        or problem.block_scaled
+        or problem.int4
+        or not ws_reaches(problem, arch)
+    ):
         return None
     copies = arch.bulk_copy
     stored = copies is not None and not any(

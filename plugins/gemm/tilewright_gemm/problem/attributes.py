@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright_gemm.vocabulary import ScaleBlock
+from tilewright_gemm.vocabulary import BFormat, ScaleBlock
 from tilewright_kit.requests.attributes import integer, known_names, refuse, take_dtype, take_int, take_word, word
 from tilewright_kit.requests.products import PRODUCT_ATTRIBUTES, ProductAttributes, take_product
 
@@ -38,7 +38,15 @@ SCALE_BLOCK = word(
     ScaleBlock.NONE.value,
     constraint="`none`: factors of tensors, rows and columns. Blocks are for fp8 and bf8, and both scales are given.",
 )
-ATTRIBUTES = (*PRODUCT_ATTRIBUTES, GROUPS, SCALE_BLOCK)
+B_FORMAT = word(
+    "b_format",
+    "How `b` is stored: as its type says, or as 4-bit weights, two a byte along k, in groups of 128.",
+    [item.value for item in BFormat],
+    BFormat.PLAIN.value,
+    constraint="`int4_128`: beside an `a` of fp16, bf16, fp8 or int8. `b` is [ceil(K/2), N] of int8 with contiguous "
+    "columns, the even k in the low four bits. `scale_b`, and `zero_b` (8 without it), have a value for each group.",
+)
+ATTRIBUTES = (*PRODUCT_ATTRIBUTES, GROUPS, SCALE_BLOCK, B_FORMAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +54,12 @@ class Attributes(ProductAttributes):
     groups: int = 0
     """0: not grouped, unless the operands' names say so."""
     scale_block: ScaleBlock = ScaleBlock.NONE
+    b_format: BFormat = BFormat.PLAIN
 
 
 def read_attributes(given: Mapping[str, Any]) -> Attributes:
     """Check all attributes of a GEMM request. Raises ``InvalidArgumentError``."""
     known_names(given, ATTRIBUTES)
     block = take_word(given, SCALE_BLOCK, ScaleBlock, "a pair of blocks") or ScaleBlock.NONE
-    return Attributes(groups=take_int(given, GROUPS), scale_block=block, **take_product(given))
+    form = take_word(given, B_FORMAT, BFormat, "a format") or BFormat.PLAIN
+    return Attributes(groups=take_int(given, GROUPS), scale_block=block, b_format=form, **take_product(given))

@@ -11,6 +11,10 @@ from tilewright_kit.types.tensor import TensorDesc, overlaps
 __all__ = ["Batch", "Slot", "broadcast_shapes", "collapse", "layouts_of", "overlaps", "slot"]
 
 
+_OF_COLUMNS = ("b", "bias", "scale_b", "zero_b")
+"""Operands that do not vary along rows of the result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """An operand broadcast over the batch: strides of its last two dimensions (0 where it broadcasts) and of every
@@ -100,7 +104,7 @@ def collapse(batch: tuple[int, ...], m: int, slots: Mapping[str, Slot], foldable
         if not _is_rows(m, rows, strides):
             continue
         if m == 1:
-            rows = {name: rows[name] if name in ("b", "bias", "scale_b") else strides[name] for name in slots}
+            rows = {name: rows[name] if name in _OF_COLUMNS else strides[name] for name in slots}
         m *= size
         dims.remove((size, strides))
     dims.sort(key=lambda dim: -dim[0])
@@ -136,7 +140,7 @@ def _mergeable(dims: list[tuple[int, dict[str, int]]]) -> tuple[int, int] | None
 
 def _is_rows(m: int, rows: Mapping[str, int], strides: Mapping[str, int]) -> bool:
     for name, stride in strides.items():
-        if name in ("b", "bias", "scale_b"):
+        if name in _OF_COLUMNS:
             if stride != 0:
                 return False
         elif m != 1 and stride != rows[name] * m:

@@ -30,9 +30,9 @@ OPERANDS = (
         constraint="One of its last two dimensions has stride 1; the others may have any stride.",
     ),
     OperandSpec(
-        "b", Role.INPUT, "Second factor.", ("[*batch, K, N]",), (2, MAX_RANK), TYPES_A,
+        "b", Role.INPUT, "Second factor.", ("[*batch, K, N]", "[*batch, ceil(K/2), N]"), (2, MAX_RANK), TYPES_A,
         constraint="Strides as of `a`. Of the type of `a`, or fp8 beside bf8. With two dimensions it may be packed "
-        "(`gemm_pack_b`).",
+        "(`gemm_pack_b`). With `b_format` int4_128: bytes [*batch, ceil(K/2), N] of contiguous columns.",
     ),
     OperandSpec("bias", Role.INPUT, "Added to every row.", ("[N]", _RESULT), _ANY, _STEPS, True, constraint=_INTEGER),
     OperandSpec("c", Role.INPUT, "Added, after all `d`.", (_RESULT,), _ANY, _STEPS, True, constraint=_INTEGER),
@@ -48,7 +48,13 @@ OPERANDS = (
     OperandSpec(
         "scale_b", Role.INPUT, "Factor of `b`: one number, one for each column, or one for each block.",
         ("[]", "[N]", "[*batch, 1, N]", "[*batch, N, ceil(K/128)]", "[*batch, ceil(N/128), ceil(K/128)]"), _ANY,
-        (DType.FP32,), True, constraint=f"{_REPEATS}{_BLOCKS}",
+        (DType.FP32, DType.FP16, DType.BF16), True,
+        constraint=f"{_REPEATS}{_BLOCKS} fp32, but for groups of 4-bit weights.",
+    ),
+    OperandSpec(
+        "zero_b", Role.INPUT, "Zero points of 4-bit weights, from 0 to 15: one for each group.",
+        ("[*batch, N, ceil(K/128)]",), _ANY, (DType.INT8,), True,
+        constraint="Only with `b_format` int4_128. Any strides. Without it all are 8.",
     ),
     OperandSpec(
         "out", Role.OUTPUT, "Result.", (_RESULT,), (2, MAX_RANK),

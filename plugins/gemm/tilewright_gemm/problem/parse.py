@@ -6,14 +6,17 @@ import math
 from dataclasses import dataclass
 
 from tilewright_gemm.config.block_scales import SCALES
+from tilewright_gemm.config.int4 import is_int4
 from tilewright_gemm.config.packing import Packing, parse_packing
 from tilewright_gemm.problem.attributes import Attributes, read_attributes, refuse
 from tilewright_gemm.problem.block_scales import check_block_scales
+from tilewright_gemm.problem.int4 import check_int4, int4_output, no_zeros
 from tilewright_gemm.problem.layout import broadcast_shapes
 from tilewright_gemm.problem.operands import Group, read_groups
 from tilewright_gemm.problem.problem import GemmProblem, Product, View
 from tilewright_gemm.problem.products import products_of, slots_of
 from tilewright_gemm.vocabulary import (
+    BFormat,
     Binary,
     ScaleA,
     ScaleB,
@@ -38,6 +41,8 @@ from tilewright_kit.types.tensor import MAX_ELEMENTS, TensorDesc
 
 __all__ = ["parse_gemm"]
 
+_VECTORS = ("bias", "scale_a", "scale_b", "zero_b")
+
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
@@ -48,6 +53,8 @@ class _Parsed:
     dtype_d: tuple[DType, ...]
     binary: Binary
     packing: Packing | None
+    weights: ScaleB
+    """The kind of scales of a B of packed weights."""
     a_layouts: str
     b_layouts: str
     products: tuple[Product, ...]
@@ -64,7 +71,7 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
         _require_same_signature(first, other, index)
     layout = _common(parsed, "a") + _common(parsed, "b") + "r"
     products = tuple(product for item in parsed for product in item.products)
-    scale_a, scale_b = _scale_kinds(products, attributes.scale_block)
+    scale_a, scale_b = _scale_kinds(products, attributes.scale_block, first.weights)
     _check_integer_output(first, attributes, scale_a, scale_b)
     tensors = tuple(operand for item in parsed for operand in item.tensors)
     return GemmProblem(
@@ -101,10 +108,15 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
         raise refuse(
             "only B may be packed", f"{a_name}.packing", a.packing, "packed_operand", "pass a as a plain tensor"
         )
-    check_pair("GEMM", a.dtype, b_name, b.dtype, "b")
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     scale_b = SCALES[block][1] if (block := attributes.scale_block) is not ScaleBlock.NONE else ScaleB.NONE
-    if b.shape[-2] != k:
+    int4 = attributes.b_format is BFormat.INT4
+    if int4:
+        scale_b = check_int4(group, block, a, b)
+    else:
+        no_zeros(group)
+        check_pair("GEMM", a.dtype, b_name, b.dtype, "b")
+    if not int4 and b.shape[-2] != k:
         raise refuse(
             f"{a_name} has {k} columns but {b_name} has {b.shape[-2]} rows",
             f"{b_name}.shape",
@@ -112,32 +124,31 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
             "k_mismatch",
             "make the last dimension of a equal to the second-to-last of b (transpose one of them?)",
         )
-    if block is not ScaleBlock.NONE:
+    if not int4 and block is not ScaleBlock.NONE:
         check_block_scales(group, block, a, b)
     batch = broadcast_shapes([(a_name, a.shape[:-2]), (b_name, b.shape[:-2])])
-    out_name, out = _output(group, attributes, (*batch, m, n), a.dtype)
+    out_name, out = _output(group, attributes, (*batch, m, n), a.dtype, int4)
     packing = _packed_b(b_name, b)
     binary, d = _binary(group, attributes)
-    descs = {"a": a, "b": b, "out": out} | {
-        name: group.inputs[name][1] for name in ("bias", "scale_a", "scale_b") if name in group.inputs
-    }
+    descs = {"a": a, "b": b, "out": out} | {name: group.inputs[name][1] for name in _VECTORS if name in group.inputs}
     names = {"a": a_name, "b": b_name, "out": out_name} | {
-        name: group.inputs[name][0] for name in ("bias", "scale_a", "scale_b") if name in group.inputs
+        name: group.inputs[name][0] for name in _VECTORS if name in group.inputs
     }
     for index, (d_name, desc) in enumerate(d):
         descs[f"d{index}"], names[f"d{index}"] = desc, d_name
     for key in descs:
-        if key not in ("a", "b", "out"):
+        if key not in (("a", "b", "out", "scale_b", "zero_b") if int4 else ("a", "b", "out")):
             _check_epilogue_dtype(names[key], key, descs[key], a.dtype)
     slots = slots_of(names, descs, batch, (m, n, k), scale_b)
-    products, a_layouts, b_layouts = products_of(names, slots, batch, (m, n, k), packing, len(d), out)
+    products, a_layouts, b_layouts = products_of(names, slots, batch, (m, n, k), packing, len(d), out, int4)
     inputs = [Operand(names[key], desc, Role.INPUT) for key, desc in descs.items() if key != "out"]
     return _Parsed(
-        dtypes=(a.dtype, b.dtype, out.dtype),
+        dtypes=(a.dtype, a.dtype if int4 else b.dtype, out.dtype),
         dtype_bias=descs["bias"].dtype if "bias" in descs else None,
         dtype_d=tuple(desc.dtype for _, desc in d),
         binary=binary,
         packing=packing,
+        weights=scale_b if int4 else ScaleB.NONE,
         a_layouts=a_layouts,
         b_layouts=b_layouts,
         products=products,
@@ -160,8 +171,11 @@ def _matrix(group: Group, base: str) -> tuple[str, TensorDesc]:
     return name, desc
 
 
-def _output(group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_a: DType) -> tuple[str, TensorDesc]:
+def _output(
+    group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_a: DType, int4: bool
+) -> tuple[str, TensorDesc]:
     wanted = attributes.out_dtype
+    own = int4_output(dtype_a) if int4 else default_output(dtype_a)
     if group.out is None:
         name = "out" + group.inputs["a"][0][1:]
         if math.prod(shape) > MAX_ELEMENTS:
@@ -172,7 +186,7 @@ def _output(group: Group, attributes: Attributes, shape: tuple[int, ...], dtype_
                 "tensor_overflow",
                 "split the problem",
             )
-        desc = TensorDesc.of(wanted or default_output(dtype_a), shape)
+        desc = TensorDesc.of(wanted or own, shape)
     else:
         name, desc = group.out
         if desc.packing:
@@ -247,14 +261,14 @@ def _check_epilogue_dtype(name: str, key: str, desc: TensorDesc, dtype_a: DType)
 
 
 def _require_same_signature(first: _Parsed, other: _Parsed, index: int) -> None:
-    for what in ("dtypes", "dtype_bias", "dtype_d", "binary", "packing"):
+    for what in ("dtypes", "dtype_bias", "dtype_d", "binary", "packing", "weights"):
         if getattr(first, what) != getattr(other, what):
             raise refuse(
                 f"group {index} differs from group 0 in its {what}",
                 f"a[{index}]",
                 str(getattr(other, what)),
                 "group_signature",
-                "all groups of a call share element types, bias, D operands and packed format; make two calls",
+                "all groups of a call share element types, bias, D operands and format of b; make two calls",
             )
     if {view is None for item in (first, other) for product in item.products for view in (product.scale_a,)} == {
         True,
@@ -295,7 +309,9 @@ def _common(parsed: list[_Parsed], which: str) -> str:
     )
 
 
-def _scale_kinds(products: tuple[Product, ...], block: ScaleBlock) -> tuple[ScaleA, ScaleB]:
+def _scale_kinds(products: tuple[Product, ...], block: ScaleBlock, weights: ScaleB) -> tuple[ScaleA, ScaleB]:
+    if is_int4(weights):
+        return ScaleA(_scale_kind(products, "scale_a", "row")), weights
     if block is not ScaleBlock.NONE:
         return SCALES[block]
     return ScaleA(_scale_kind(products, "scale_a", "row")), ScaleB(_scale_kind(products, "scale_b", "column"))

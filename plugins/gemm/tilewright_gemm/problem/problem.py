@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tilewright_gemm.config.block_scales import is_block_scaled
+from tilewright_gemm.config.int4 import is_int4, packed_rows, scale_dtype
 from tilewright_gemm.config.packing import Packing
 from tilewright_gemm.vocabulary import Binary, ScaleA, ScaleB, Unary, accumulator
 from tilewright_kit.contract.problem import Operand, Problem
@@ -42,7 +43,8 @@ class Product:
     """One (strided, possibly batched) matrix product.
 
     ``scale_a`` varies along rows, ``scale_b`` along columns, ``bias`` along columns. Scales of blocks have blocks of k
-    as columns; rows of ``scale_b`` are then columns, or blocks of columns.
+    as columns; rows of ``scale_b`` are then columns, or blocks of columns. Likewise those of groups of packed 4-bit
+    weights, and ``zero_b``; the rows of ``b`` are then bytes.
     """
 
     m: int
@@ -56,6 +58,7 @@ class Product:
     d: tuple[View, ...] = ()
     scale_a: View | None = None
     scale_b: View | None = None
+    zero_b: View | None = None
 
     @property
     def flops(self) -> int:
@@ -149,6 +152,25 @@ class GemmProblem(Problem):
     def block_scaled(self) -> bool:
         """True if sums of blocks are scaled before they are added (``config.block_scales``)."""
         return is_block_scaled(self.scale_a, self.scale_b)
+
+    @property
+    def int4(self) -> bool:
+        """True if B is packed 4-bit weights (``config.int4``)."""
+        return is_int4(self.scale_b)
+
+    @property
+    def bytes_b(self) -> int:
+        """Bytes of a stored element of B."""
+        return 1 if self.int4 else self.dtype_b.bytes
+
+    @property
+    def scale_dtype(self) -> DType:
+        """Element type of ``scale_b``."""
+        return scale_dtype(self.scale_b)
+
+    def rows_b(self, k: int) -> int:
+        """Stored rows of a B of ``k`` rows."""
+        return packed_rows(k) if self.int4 else k
 
     def describe(self) -> dict[str, Any]:
         sizes = [

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright_gemm.config.block_scales import block_word, scale_shapes
+from tilewright_gemm.config.int4 import group_shape, has_zeros, packed_rows
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.vocabulary import ScaleA, ScaleB
+from tilewright_gemm.vocabulary import BFormat, ScaleA, ScaleB
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.describe import step_attributes
 from tilewright_kit.types.tensor import TensorDesc
@@ -37,9 +38,15 @@ def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem 
         }
         attributes["scale_block"] = block_word(problem.scale_a, problem.scale_b).value
         return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
+    if problem.int4:
+        inputs["b"] = _matrix("int8", lead, packed_rows(k), n, "c")
+        inputs["scale_b"] = TensorDesc.of(problem.scale_dtype, group_shape(n, k))
+        if has_zeros(problem.scale_b):
+            inputs["zero_b"] = TensorDesc.of("int8", group_shape(n, k))
+        attributes["b_format"] = BFormat.INT4.value
     if problem.scale_a is not ScaleA.NONE:
         inputs["scale_a"] = TensorDesc.of("fp32", (m, 1) if problem.scale_a is ScaleA.ROW else ())
-    if problem.scale_b is not ScaleB.NONE:
+    if problem.scale_b is not ScaleB.NONE and not problem.int4:
         inputs["scale_b"] = TensorDesc.of("fp32", (n,) if problem.scale_b is ScaleB.COLUMN else ())
     return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_gemm.config.block_scales import BLOCK_K, columns_of_block
+from tilewright_gemm.config.int4 import GROUP_K, MIDDLE
 from tilewright_gemm.config.packing import Packing, VectorFormat
 from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
 from tilewright_gemm.vocabulary import Binary
@@ -19,7 +20,7 @@ from tilewright_kit.contract.problem import Role
 from tilewright_kit.numerics.elementwise import apply_unary
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["apply_unary", "reference_gemm", "reference_pack_b", "unpack"]
+__all__ = ["apply_unary", "reference_gemm", "reference_pack_b", "unpack", "unpacked_weights"]
 
 Array = npt.NDArray[Any]
 
@@ -59,9 +60,11 @@ def unpack(packed: Array, layout: Packing, k: int, n: int) -> Array:
 
 
 def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape: tuple[int, ...]) -> Array:
-    integers = problem.dtype_a == DType.INT8
+    integers = problem.dtype_a == DType.INT8 and not problem.int4
     exact: Any = np.int64 if integers else np.float64
     a, b = (np.asarray(inputs[name + group]).astype(exact) for name in ("a", "b"))
+    if problem.int4:
+        b = unpacked_weights(inputs, group, a.shape[-1])
     product: Array = _scaled_blocks(problem, inputs, group, a, b) if problem.block_scaled else np.matmul(a, b)
     if integers:
         product = (product + 2**31) % 2**32 - 2**31  # int32 accumulators wrap around
@@ -73,7 +76,7 @@ def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape:
         rows = shape[-2]
         per_row = scale.ndim and scale.shape[-1] == rows and scale.shape[-2:] != (rows, 1)
         x = x * (scale[..., None] if per_row else scale)
-    if "scale_b" + group in inputs and not problem.block_scaled:
+    if "scale_b" + group in inputs and not (problem.block_scaled or problem.int4):
         x = x * _float(inputs["scale_b" + group])
     if "bias" + group in inputs:
         x = x + _float(inputs["bias" + group])
@@ -92,6 +95,22 @@ def _scaled_blocks(problem: GemmProblem, inputs: Mapping[str, Array], group: str
     scale_b = np.repeat(along_k, columns_of_block(problem.scale_b), axis=-2)[..., :n, :]
     product: Array = np.matmul(a * scale_a, b * np.swapaxes(scale_b, -1, -2))
     return product
+
+
+def unpacked_weights(inputs: Mapping[str, Array], group: str, k: int) -> Array:
+    """The matrix [.., K, N] that packed 4-bit weights stand for, scaled."""
+    stored = np.asarray(inputs["b" + group]).astype(np.int64) & 0xFF
+    pairs = np.stack([stored & 15, stored >> 4], axis=-2)
+    values = pairs.reshape(*stored.shape[:-2], -1, stored.shape[-1])[..., :k, :].astype(np.float64)
+    zeros = inputs.get("zero_b" + group)
+    shift: Any = MIDDLE if zeros is None else _of_groups((np.asarray(zeros).astype(np.int64) & 15), k)
+    found: Array = (values - shift) * _of_groups(_float(inputs["scale_b" + group]), k)
+    return found
+
+
+def _of_groups(own: Array, k: int) -> Array:
+    """Values of groups [.., N, groups] for every element [.., K, N]."""
+    return np.swapaxes(np.repeat(own, GROUP_K, axis=-1)[..., :k], -1, -2)
 
 
 def _d_names(problem: GemmProblem, inputs: Mapping[str, Array], group: str) -> list[str]:

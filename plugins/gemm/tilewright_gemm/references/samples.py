@@ -58,6 +58,17 @@ def gemm_samples() -> Iterator[OperationRequest]:
         {},
         {"scale_block": "1x128_128x128"},
     )
+    yield OperationRequest(
+        "gemm",
+        {
+            "a": of("bf16", (19, 301)),
+            "b": of("int8", (151, 70), (1, 151)),
+            "scale_b": of("fp16", (70, 3)),
+            "zero_b": of("int8", (70, 3)),
+        },
+        {},
+        {"b_format": "int4_128"},
+    )
     yield OperationRequest("gemm", {"a": of("fp32", (24, 3000)), "b": of("fp32", (3000, 40))}, {}, {"split_k": 3})
     yield OperationRequest("gemm", {"a": of("fp32", (4, 0)), "b": of("fp32", (0, 6))})
 

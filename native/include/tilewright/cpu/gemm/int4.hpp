@@ -1,0 +1,101 @@
+// The GEMM of CPUs with packed 4-bit weights: they are widened to fp32 when they are packed, and shifted and scaled
+// there, once for each element; A is widened too. What follows is the blocked GEMM of fp32 as it is.
+#pragma once
+#include "tilewright/core/args/gemm.h"
+#include "tilewright/core/int4.hpp"
+#include "tilewright/cpu/gemm/gemm.hpp"
+
+TW_NAMESPACE_BEGIN
+
+// A kernel of values that are widened one by one, whatever dot product its type has.
+template <class Config>
+struct Widening : Config {
+  static constexpr int warp_tile_k = 1;
+};
+
+// Sums are fp32, whatever A is.
+template <class Config, class Scale, bool kZeros, class Rows>
+struct Blocking<Int4<Config, Scale, kZeros>, Rows> : Blocking<Widening<Config>, Rows> {
+  using Base = Blocking<Widening<Config>, Rows>;
+  using Dot = DotF32;
+  using Out = Epilogue<Int4<Config, Scale, kZeros>, Dot, Rows>;
+  using typename Base::Sizes;
+  static_assert(Base::depth == 1, "unpacked values are multiplied in fp32");
+  static_assert(!Config::preshuffle && Config::pipeline == Pipeline::compv3, "A and B are packed");
+
+  static constexpr Sizes sizes(int64_t m, int64_t n, int64_t k) {
+    const int64_t shared = Base::shared_length(Base::shares_b ? n : m, k);
+    const int64_t slab = Base::slab_length(Base::shares_b ? m : n);
+    Sizes s;
+    s.shared = packed_bytes(shared, k, Base::shared_r, 1, false);
+    s.slab = round_up(slab * min_of(k, Base::block_groups) * 4, 64);
+    if (!Out::accumulates_in_c && k > Base::block_groups) s.partial_tiles = round_up(slab * shared * 4, 64);
+    return s;
+  }
+};
+
+// `count` values from k0 on of a column at `from`, to every kR-th float from `to` on.
+template <int kR, class Scale, bool kZeros>
+TW_NOINLINE void unpack_column(const char* from, const char* scales, int64_t scale_step, const char* zeros,
+                               int64_t zero_step, int64_t k0, int64_t count, uint32_t* to) {
+  float* out = (float*)to;
+  for (int64_t k = k0; k < k0 + count;) {
+    const int64_t group = k / kInt4Group, stop = min_of((group + 1) * kInt4Group, k0 + count);
+    const float scale = to_float<Scale>(scales + group * scale_step * size_of<Scale>);
+    const int zero = kZeros ? zeros[group * zero_step] & 15 : kInt4Middle;
+    for (; k < stop; k++, out += kR) *out = scale * (float)(((uint8_t)from[k / 2] >> (k % 2 * 4) & 15) - zero);
+  }
+}
+
+template <class Config, class Scale, bool kZeros>
+struct MatrixSources<Int4<Config, Scale, kZeros>> : MatrixSources<Widening<Config>> {
+  using Base = MatrixSources<Widening<Config>>;
+  using Plan = Blocking<Int4<Config, Scale, kZeros>>;
+  using Dot = DotF32;
+  using typename Base::Product;
+
+  template <bool kIsB>
+  static TW_INLINE void pack(const Product& product, int64_t first, int64_t end, int64_t k_begin, int64_t k_count,
+                             uint32_t* to, int64_t panel, int32_t* sums) {
+    if constexpr (kIsB) pack_b(product, first, end, product.k0 + k_begin, k_count, to);
+    else if constexpr (Base::Dot::is_float) Base::template pack<false>(product, first, end, k_begin, k_count, to, panel, sums);
+    else pack_integers(product, first, end, product.k0 + k_begin, k_count, to, panel);
+  }
+
+  static TW_INLINE void pack_b(const Product& product, int64_t first, int64_t end, int64_t k0, int64_t count,
+                               uint32_t* to) {
+    static_assert(Base::together_b == 1, "columns are contiguous");
+    const tw_gemm_problem& problem = *product.out.problem;
+    const int64_t item = product.out.item, columns = min_of(end - first, Plan::nr);
+    const char* const b = (const char*)problem.b + item * problem.stride_b;
+    const tw_gemm_operand& scale = problem.scale_b;
+    const char* const scales = (const char*)scale.ptr + item * scale.batch_stride * size_of<Scale>;
+    const char* zeros = nullptr;
+    int64_t zero_column = 0, zero_step = 0;
+    if constexpr (kZeros) {
+      const tw_gemm_operand& zero = problem.d[Config::D::size];
+      zeros = (const char*)zero.ptr + item * zero.batch_stride;
+      zero_column = zero.row_stride, zero_step = zero.col_stride;
+    }
+    if (columns < Plan::nr) __builtin_memset(to, 0, (size_t)(count * Plan::nr) * 4);
+    for (int64_t j = 0; j < columns; j++)
+      unpack_column<Plan::nr, Scale, kZeros>(b + (first + j) * product.ldb,
+                                             scales + (first + j) * scale.row_stride * size_of<Scale>, scale.col_stride,
+                                             zeros + (first + j) * zero_column, zero_step, k0, count, to + j);
+  }
+
+  static TW_INLINE void pack_integers(const Product& product, int64_t first, int64_t end, int64_t k0, int64_t count,
+                                      uint32_t* to, int64_t panel) {
+    using View = Rows<typename Config::A, !Config::a_col>;
+    const View a = {product.a, product.lda};
+    for (int64_t p = 0; p < Base::together_a && first + p * Plan::mr < end; p++)
+      for (int64_t k = 0; k < count; k++)
+        for (int64_t r = 0; r < Plan::mr; r++) {
+          const int64_t i = first + p * Plan::mr + r;
+          const float x = i < end ? (float)*(const int8_t*)a.at(i, k0 + k) : 0.0f;
+          __builtin_memcpy(to + p * panel + k * Plan::mr + r, &x, 4);
+        }
+  }
+};
+
+TW_NAMESPACE_END
