@@ -41,7 +41,7 @@ ARCH = tilewright_arch.load(REFERENCE_ARCH)
 
 def test_originals_are_as_many_as_the_seeds_say() -> None:
     assert {name: len(configs) for name, configs in ORIGINALS.items()} == COUNTS
-    assert set(KERNEL_SETS) == {"default", "essential", "block_scaled", *COUNTS}
+    assert set(KERNEL_SETS) == {"default", "essential", "block_scaled", "int4", *COUNTS}
 
 
 def test_refused_originals_are_exactly_those_that_the_rules_refuse() -> None:
