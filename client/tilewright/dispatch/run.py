@@ -103,12 +103,11 @@ class Call(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Results of a call by name; if it was launched in this process also its plan, and its operands in that order, the
-    outputs as they are now."""
+    """Results of a call by name, its plan, and its operands in that order, the outputs as they are now."""
 
     results: dict[str, Any]
-    state: PlanState | None = None
-    operands: Sequence[Any] = ()
+    state: PlanState
+    operands: Sequence[Any]
 
 
 def made(core: Core, call: Call) -> Flow[Made]:
@@ -131,7 +130,9 @@ def made(core: Core, call: Call) -> Flow[Made]:
     result = yield from state.execute((), given, operands, 1, timeout)
     if fresh or new is state:
         core.report = first_report(state.report, core.report)
-    return Made(_by_name(state, wanted, result))
+    results = _by_name(state, wanted, result)
+    every = [given.get(slot.name, results.get(slot.name)) for slot in state.outputs]
+    return Made(results, state, [*(operands.get(slot.name) for slot in state.inputs), *every])
 
 
 def _by_name(state: PlanState, wanted: Mapping[str, Any], result: Any) -> dict[str, Any]:

@@ -149,9 +149,10 @@ def running(
             else:
                 found.append(deliver(core, out, done.results[name]))
         found = [_finished(name, item, asked.squeezed) for name, item in zip(asked.outs, found, strict=True)]
-        if done.state is not None and not (asked.extra or asked.squeezed or _BYTES & asked.outs.keys()):
+        if not (asked.extra or asked.squeezed or _BYTES & asked.outs.keys()):
             results = [Result(name, out is not None, name in asked.swapped) for name, out in asked.outs.items()]
-            settle(named.__name__, core, labels, args, kwargs, done.state, done.operands, results, asked.listed)
+            words = functools.partial(in_words, own=asked.words)
+            settle(named.__name__, core, labels, args, kwargs, done.state, done.operands, results, asked.listed, words)
         found += asked.extra
         if asked.listed:
             return found

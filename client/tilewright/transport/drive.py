@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import FunctionType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tilewright.transport.rpc import MISSED, Flow
+from tilewright.transport.rpc import MISSED, Flow, Settled
 
 __all__ = ["awaiting", "awaiting_as", "blocking", "blocking_as", "renamed"]
 
@@ -19,7 +19,8 @@ U = TypeVar("U")
 SHORT_FLOPS = 10_000_000
 """A product of that many operations takes less than a switch of threads: the loop of events may wait for it."""
 
-# A flow may have an `attempt`, which makes a call without the server where that is possible, or returns `MISSED`.
+# A flow may have an `attempt`, which makes a call without the server where that is possible, or returns what is left of
+# a call that was settled (`Settled`), or `MISSED`.
 # `self` has `_subject`, the first argument of its flows, and `_drive`, which runs one, made of its arguments.
 
 
@@ -41,9 +42,12 @@ def _attempting(
 ) -> Callable[Concatenate[Any, P], T]:
     @functools.wraps(flow)
     def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = attempt(self._subject, args, kwargs)
-        if result is MISSED:
-            result = self._drive(flow, self._subject, *args, **kwargs)
+        found = attempt(self._subject, args, kwargs)
+        if type(found) is Settled:
+            found = self._drive(found.flow)
+        elif found is MISSED:
+            found = self._drive(flow, self._subject, *args, **kwargs)
+        result: T = found
         return result
 
     return method
@@ -54,9 +58,12 @@ def awaiting(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate
 
     @functools.wraps(flow)
     async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = attempt(self._subject, args, kwargs, SHORT_FLOPS) if attempt is not None else MISSED
-        if result is MISSED:
-            result = await self._drive(flow, self._subject, *args, **kwargs)
+        found = attempt(self._subject, args, kwargs, SHORT_FLOPS) if attempt is not None else MISSED
+        if type(found) is Settled:
+            found = await self._drive(found.flow)
+        elif found is MISSED:
+            found = await self._drive(flow, self._subject, *args, **kwargs)
+        result: T = found
         return result
 
     return method

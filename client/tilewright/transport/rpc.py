@@ -15,7 +15,19 @@ from google.protobuf.message import Message
 from tilewright.transport import frames
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, local_pb2, memory_pb2
 
-__all__ = ["EXECUTE_STREAM", "MISSED", "OPEN_SESSION", "Flow", "Method", "Renew", "Rpc", "Step", "Wait", "Work"]
+__all__ = [
+    "EXECUTE_STREAM",
+    "MISSED",
+    "OPEN_SESSION",
+    "Flow",
+    "Method",
+    "Renew",
+    "Rpc",
+    "Settled",
+    "Step",
+    "Wait",
+    "Work",
+]
 
 T = TypeVar("T")
 
@@ -51,6 +63,12 @@ class Work(NamedTuple):
     function: Callable[[], Any]
     effect: bool = False
     """As a method's."""
+
+
+class Settled(NamedTuple):
+    """A call of which all but the work of the server is done: its flow is left to be driven."""
+
+    flow: Callable[[], Flow[Any]]
 
 
 class Wait(NamedTuple):

@@ -1,5 +1,6 @@
-"""Calls on NumPy's arrays, or on tensors of a GPU, that were made before, all alike but for the arrays: launched in
-this process by what was settled then. The only work of such a call is to recognise it.
+"""Calls on NumPy's arrays, or on tensors of a GPU, that were made before, all alike but for the arrays: launched by
+what was settled then, in this process or, as a prepared plan is, by the server. The only work of such a call is to
+recognise it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from tilewright.dispatch.bindings.fast_path import launch_report
 from tilewright.dispatch.bindings.in_place import InPlace
 from tilewright.dispatch.operands.slots import Slot
 from tilewright.dispatch.plans.plan import PlanState
+from tilewright.errors import TilewrightError
 from tilewright.gpu.streams import current_stream
 from tilewright.session.state import Core
 from tilewright.tensor.device_array import maker
 from tilewright.tensor.families import family_of
 from tilewright.tensor.interop import DeviceTensor
-from tilewright.transport.rpc import MISSED
+from tilewright.transport.rpc import MISSED, Flow, Settled
 from tilewright.types.addresses import address_of
 from tilewright.types.spec import Spec, fresh
 
@@ -33,6 +35,13 @@ MAX_CALLS = 1024
 _ARRAY = np.ndarray
 _WORDS = frozenset({int, bool, str, type(None), type, np.dtype})
 """Types of arguments that are equal only if they mean the same."""
+
+
+Words = Callable[[TilewrightError], TilewrightError]
+
+
+def _same(error: TilewrightError) -> TilewrightError:
+    return error
 
 
 class Result(NamedTuple):
@@ -46,8 +55,8 @@ class Result(NamedTuple):
     """True if it is returned with its rows before its heads."""
 
 
-class _Settled(ABC):
-    """A call that was settled."""
+class _Here(ABC):
+    """A call that is launched in this process."""
 
     def __init__(
         self,
@@ -90,7 +99,7 @@ class _Settled(ABC):
         """Nanoseconds that a launch on a CPU took; less than 0 if nothing was launched."""
 
 
-class _OnHost(_Settled):
+class _OnHost(_Here):
     def __init__(self, *settled: Any) -> None:
         super().__init__(*settled)
         here: Any = self._state.here
@@ -135,7 +144,7 @@ class _OnHost(_Settled):
         return perf_counter_ns() - begin
 
 
-class _OnDevice(_Settled):
+class _OnDevice(_Here):
     """One on tensors of one library on one GPU."""
 
     def __init__(self, lead: DeviceTensor, address: Callable[[Any], int], *settled: Any) -> None:
@@ -153,6 +162,43 @@ class _OnDevice(_Settled):
         return -1 if here.in_context(self._gpu, self._ordinal, launch) else 0
 
 
+class _ByServer:
+    """One on arrays of the host: what is left of it is the call of its plan."""
+
+    flops = 0
+    """Of this process."""
+
+    def __init__(
+        self, state: PlanState, sources: Sequence[int], results: Sequence[Result], listed: bool, words: Words
+    ) -> None:
+        self._state = state
+        count = len(state.inputs)
+        self._inputs = tuple(sources[:count])
+        """Index of the array of each input among those of the call."""
+        self._outputs = {slot.name: source for slot, source in zip(state.outputs, sources[count:], strict=True)}
+        """Likewise, by name; -1 for one that is made."""
+        self._names = tuple(item.output for item in results)
+        self._listed = listed
+        self._words = words
+
+    def run(self, arrays: Sequence[Any]) -> Any:
+        if self._state.closed or self._state.core.closed:
+            return MISSED
+        return Settled(functools.partial(self._flow, arrays))
+
+    def _flow(self, arrays: Sequence[Any]) -> Flow[Any]:
+        inputs = [arrays[index] for index in self._inputs]
+        out: Any = {name: arrays[index] if index >= 0 else None for name, index in self._outputs.items()}
+        if len(out) == 1:
+            (out,) = out.values()
+        try:
+            result = yield from self._state.execute(inputs, out, {}, 1, None)
+        except TilewrightError as error:
+            raise self._words(error) from None
+        found = [result] if len(self._outputs) == 1 else [result[name] for name in self._names]
+        return found if self._listed else found[0] if len(found) == 1 else tuple(found)
+
+
 def _maker(spec: Spec) -> Callable[[], Any]:
     if spec.strides is None:
         return functools.partial(np.empty, spec.shape, spec.dtype)
@@ -160,7 +206,9 @@ def _maker(spec: Spec) -> Callable[[], Any]:
 
 
 def attempt(name: str, core: Core, args: Sequence[Any], kwargs: Mapping[str, Any], most_flops: float = math.inf) -> Any:
-    """The result of a call that was settled; ``MISSED`` if it was not, or takes more than ``most_flops`` operations."""
+    """The result of a call that was settled, or its flow if the server launches it; ``MISSED`` if it was not settled,
+    or takes more than ``most_flops`` operations here.
+    """
     if not core.direct:
         return MISSED
     key: list[Any] = [name]
@@ -175,7 +223,7 @@ def attempt(name: str, core: Core, args: Sequence[Any], kwargs: Mapping[str, Any
         key.append(option)
         if not _describe(value, key, arrays):
             return MISSED
-    settled: _Settled | None = core.direct.get(tuple(key))
+    settled: _Here | _ByServer | None = core.direct.get(tuple(key))
     if settled is None or settled.flops > most_flops:
         return MISSED
     return settled.run(arrays)
@@ -214,9 +262,10 @@ def settle(
     operands: Sequence[Any],
     results: Sequence[Result],
     listed: bool,
+    words: Words = _same,
 ) -> None:
-    """Remember a call that was launched in this process, if it follows from its arrays' layouts and its other arguments
-    alone. ``labels`` are the names of positional arguments; ``operands`` are those of the plan, in its order.
+    """Remember a call, if it follows from its arrays' layouts and its other arguments alone. ``labels`` are the names
+    of positional arguments; ``operands`` are those of the plan, in its order; ``words`` puts errors in the caller's.
     """
     key: list[Any] = [name]
     arrays: list[Any] = []
@@ -230,7 +279,7 @@ def settle(
         if not _describe(value, key, arrays):
             return
         names += _names(option, value)
-    if len(args) > len(labels) or state.here is None or state.renew_at != math.inf:
+    if len(args) > len(labels) or state.renew_at != math.inf:
         return
     slots = (*state.inputs, *state.outputs)
     given = {item.output for item in results if item.given}
@@ -247,7 +296,13 @@ def settle(
     found = [(places[item.output], item.swapped and not item.given) for item in results]
     if any(item.swapped and item.given for item in results):
         return
-    settled = _settled(state, slots, sources, operands, arrays, found, listed)
+    settled: _Here | _ByServer | None
+    if state.here is not None:
+        settled = _settled(state, slots, sources, operands, arrays, found, listed)
+    elif kwargs.get("timeout") is None and _as_given(sources, operands, arrays, results):
+        settled = _ByServer(state, sources, results, listed, words)
+    else:
+        return
     if settled is None:
         return
     if len(core.direct) >= MAX_CALLS:
@@ -263,7 +318,7 @@ def _settled(
     arrays: Sequence[Any],
     results: Sequence[tuple[int, bool]],
     listed: bool,
-) -> _Settled | None:
+) -> _Here | None:
     here: Any = state.here
     pairs = list(zip(slots, sources, strict=True))
     if here.plan.on_cpu:
@@ -278,6 +333,15 @@ def _settled(
     if any(make is None and source < 0 for make, source in zip(fresh_ones, sources, strict=True)):
         return None
     return _OnDevice(lead, family.address, state, sources, fresh_ones, results, listed)
+
+
+def _as_given(
+    sources: Sequence[int], operands: Sequence[Any], arrays: Sequence[Any], results: Sequence[Result]
+) -> bool:
+    """True if the operands are the very arrays of the host that the call was given, and results those of the plan."""
+    given = [(operands[index], arrays[source]) for index, source in enumerate(sources) if source >= 0]
+    same = all(operand is array and type(array) is _ARRAY for operand, array in given)
+    return same and not any(item.swapped for item in results) and all(type(item) is _ARRAY for item in operands)
 
 
 def _names(label: str, value: Any) -> list[str]:
