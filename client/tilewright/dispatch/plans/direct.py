@@ -166,7 +166,7 @@ class _ByServer:
     """One on arrays of the host: what is left of it is the call of its plan."""
 
     flops = 0
-    """Of this process."""
+    """Operations of this process."""
 
     def __init__(
         self, state: PlanState, sources: Sequence[int], results: Sequence[Result], listed: bool, words: Words
