@@ -28,6 +28,7 @@ from tilewright_server.build.cache.files import Lock
 from tilewright_server.build.failures import from_outside, shutting_down, unwanted
 from tilewright_server.build.fair_queue import FairQueue, Party, Place
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
+from tilewright_server.build.workers.standing_back import standing_back
 
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "SharedStore", "Waiter"]
 
@@ -41,6 +42,7 @@ _FIRST_GUESS_NS = 1_000_000_000
 """Time of a build that is charged in advance before any has ended."""
 _RETRY_QUEUE_S = 1.0
 """Advice to a client that has too many builds waiting."""
+_FURTHER_NICENESS = 5  # of compilers, for each priority below the most urgent
 _BACKOFF_S = (0.2, 1.0)
 """Pauses before a build that failed from outside is tried again."""
 
@@ -312,8 +314,11 @@ class BuildPool:
 
     def _run(self, job: _Job) -> None:
         build, unit, arch = job.build, job.unit, job.arch
+        # Parties end with their priority; the most urgent of them counts.
+        urgency = min(party[3] for party in job.places)
         try:
-            state, build_ns = self._build(build, unit, arch)
+            with standing_back(_FURTHER_NICENESS * urgency):
+                state, build_ns = self._build(build, unit, arch)
             error: TilewrightError | None = None
         except TilewrightError as raised:
             state, build_ns, error = "failed", 0, raised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
-from tilewright_kit.types.errors import CancelledError, ResourceExhaustedError
+from tilewright_kit.types.errors import BuildFailedError, CancelledError, ResourceExhaustedError
 from tilewright_server.build.build import Build
 from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildPool, PoolOptions
@@ -130,3 +131,23 @@ def test_one_process_has_at_most_half_of_the_places(gated: Gated) -> None:
     gated.submit(50, BULK)
     gated.open()
     finish([builds[0], builds[1], builds[-1]])
+
+
+def test_compilers_that_no_live_call_waits_for_stand_back(pool: BuildPool, fake, unit: Unit, arch: ArchSpec) -> None:
+    fake.behave("sleep 0.1; nice; exit 1")
+    own, found = os.getpriority(os.PRIO_PROCESS, 0), []
+    for number, priority in enumerate(Priority):
+        build = pool.submit(unit(number), arch, client=AUTHOR.at_most(priority))
+        with pytest.raises(BuildFailedError) as caught:
+            build.wait(Call.within(30))
+        found.append(int(caught.value.log_tail))
+    assert found == [min(own + further, 19) for further in (5, 10, 15)]
+
+
+def test_a_bulk_build_that_a_call_comes_to_wait_for_does_not_stand_back(gated: Gated, fake) -> None:
+    builds = [gated.submit(0, AUTHOR), gated.submit(1, BULK), gated.submit(1, OTHER)]
+    fake.behave("sleep 0.1; nice; exit 1")
+    gated.open()
+    with pytest.raises(BuildFailedError) as caught:
+        builds[2].wait(Call.within(30))
+    assert int(caught.value.log_tail) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,9 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import BuildFailedError
 from tilewright_server.build.pool import BuildPool
+from tilewright_server.build.workers.helper import HelperPool
+from tilewright_server.build.workers.process import Limits
+from tilewright_server.build.workers.standing_back import standing_back
 from tilewright_server.engine.call import Call
 
 Unit = Callable[..., SourceUnit]
@@ -52,6 +56,25 @@ def test_one_process_loads_many_and_keeps_none_of_them(pool: BuildPool, unit: Un
         assert built(pool, unit(number, name="same"), arch) == "built"
     trial = pool.toolchain("c++")._trial  # type: ignore[attr-defined]
     assert trial._helpers.idle == 1
+
+
+def test_processes_are_as_nice_as_who_waits_for_them() -> None:
+    """Those that are kept too: a process cannot become less nice."""
+    pool = HelperPool("tilewright_server.build.workers.load_worker", Limits(timeout_s=60))
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def niceness(further: int) -> tuple[int, int]:
+        with standing_back(further):
+            pool.ask({"ask": "identity"})
+        pid = pool._idle[-1]._process.pid
+        return pid, os.getpriority(os.PRIO_PROCESS, pid)
+
+    try:
+        first, second, again, last = (niceness(further) for further in (0, 5, 0, 5))
+        assert first == again and second == last and first[0] != second[0]
+        assert (first[1], second[1]) == (min(own + 5, 19), min(own + 10, 19))
+    finally:
+        pool.close()
 
 
 def test_binary_for_another_machine_is_not_tried(pool: BuildPool, fake, unit: Unit, arch: ArchSpec) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from tilewright_server.build.workers.lifeline import lifeline
 from tilewright_server.build.workers.process import Limits
+from tilewright_server.build.workers.standing_back import further_niceness
 from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Helper", "HelperEndedError", "HelperPool"]
@@ -51,9 +52,10 @@ class Helper:
     def __init__(self, module: str, limits: Limits) -> None:
         """``module`` is run, and serves with ``worker_loop.serve``. Raises ``OSError`` if it cannot be started."""
         self._limits = limits
+        self.further = further_niceness()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
         alive = lifeline()
-        arguments = (str(limits.memory_bytes), str(limits.niceness), str(_IDLE_S), str(alive))
+        arguments = (str(limits.memory_bytes), str(limits.niceness + self.further), str(_IDLE_S), str(alive))
         try:
             self._process = subprocess.Popen(
                 run_module(module, *arguments),
@@ -189,9 +191,13 @@ class HelperPool:
             return answer
 
     def _take(self) -> tuple[Helper, bool]:
+        """One as nice as this thread wants it, the last that was used: none can become less nice."""
         while True:
             with self._lock:
-                helper = self._idle.pop() if self._idle else None
+                fits = (helper for helper in reversed(self._idle) if helper.further == further_niceness())
+                helper = next(fits, None)
+                if helper is not None:
+                    self._idle.remove(helper)
             if helper is None:
                 return Helper(self._module, self._limits), True
             if helper.alive:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from tilewright_server.build.workers.lifeline import lifeline
+from tilewright_server.build.workers.standing_back import further_niceness
 
 __all__ = ["Finished", "Limits", "run_limited"]
 
@@ -49,7 +50,7 @@ class Limits:
     file_bytes: int = 256 << 20
     """Size of any file that it writes, its output included."""
     niceness: int = 5
-    """Added to the server's own."""
+    """Added to the server's own, with what ``standing_back`` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def run_limited(
             start_new_session=True,
         )
     try:
-        _yield_to_server(process.pid, limits.niceness)
+        _yield_to_server(process.pid, limits.niceness + further_niceness())
         ended = _wait(process, begin + limits.timeout_s, abort)
     finally:
         with suppress(ProcessLookupError, PermissionError):
