@@ -62,6 +62,6 @@ def unwanted(name: str) -> CancelledError:
     return CancelledError(
         f"the build of {name} was cancelled before it began: whoever wanted it has gone",
         field="build",
-        rule="buildunwanted",
+        rule="build_unwanted",
         fix="ask for it again if it is still wanted",
     )
