@@ -100,7 +100,7 @@ def test_explain_says_what_decided(cli, target):
     assert ran.json["candidates"]
     table = cli("kernels", "explain", "gemm", 128, 256, 512, "--dtype", "bf16", "--top", 3, "--target", target)
     assert "decided by auto" in table.out
-    assert len(table.out.splitlines()) == 1 + 3 + 1
+    assert len(table.out.splitlines()) == 1 + 3 + 3
     assert "no such device" in cli("kernels", "explain", "gemm", 8, 8, 8, "--device", "cuda:7", "--target", target).err
 
 

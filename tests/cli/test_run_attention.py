@@ -1,4 +1,4 @@
-"""`tilewright run attention` and `kernels explain attention`: right in every form, and errors that say what to do."""
+"""`tilewright run attention` and `explain attention`: right in every form, and errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright run conv` and `kernels explain conv`: right in every direction, and errors that say what to do."""
+"""`tilewright run conv` and `explain conv`: right in every direction, and errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that operations fuse is an option of `run`, `kernels explain` and `bench`; results are right."""
+"""Everything that operations fuse is an option of `run`, `explain` and `bench`; results are right."""
 
 from __future__ import annotations
 

@@ -98,6 +98,29 @@ def test_refusals_are_grouped_by_rule_with_their_counts(cli, target):
     assert f"{first['count']}  {first['rule']}: {first['example']}" in told
 
 
+def test_an_explanation_is_read_at_80_columns(target):
+    words = ("explain", "gemm", "128", "256", "512", "--target", target, "--top", "5")
+    lines = on_terminal(80, "-m", "tilewright_tools.cli", *words)
+    assert all(len(line) <= 80 for line in lines if "asking every kernel" not in line)
+    told = "\n".join(lines)
+    assert "gemm 128x256x512 fp32 rcr on cpu:0 (" in told
+    assert re.search(r"\d+ candidates considered; \d+ kernels refused", told)
+    assert re.search(r"^1 +@[0-9a-f]{8} .*\d+\.\d +(model|measured|neighbours|learned)", told, re.MULTILINE)
+    assert re.search(r"^runner-up @[0-9a-f]{8}: ", told, re.MULTILINE)
+    assert re.search(r"^decided by auto: ", told, re.MULTILINE)
+
+
+def test_an_explanation_as_json_has_sources_and_the_runner_up(cli, target):
+    why = cli("explain", "gemm", 128, 256, 512, "--json", "--target", target).json
+    first, second = why["candidates"][:2]
+    assert first["source"] in ("model", "measured", "neighbours", "learned")
+    assert first["modelled_seconds"] > 0
+    assert why["runner_up"]["kernel"] == second["kernel"]
+    if first["source"] == second["source"] == "model":
+        slower = second["predicted_seconds"] / first["predicted_seconds"] - 1
+        assert why["runner_up"]["slower_by"] == pytest.approx(slower)
+
+
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [

@@ -23,7 +23,8 @@ LINE = re.compile(r"(?:^\$ |^|`)(tilewright [a-z][^\n`|]*)", re.MULTILINE)
 def tree(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command under its words."""
     yield path, command
-    for name, part in getattr(command, "commands", {}).items():
+    shown = {name: part for name, part in getattr(command, "commands", {}).items() if not part.hidden}
+    for name, part in shown.items():
         yield from tree(part, (*path, name))
 
 

@@ -324,3 +324,25 @@ def test_opinions_of_many_kinds_of_problem_do_not_pile_up(device: DeviceInfo) ->
         shape.remembered(f"unary=u{number}")[ToyConfig()] = 1.0
         assert shape.remembered(f"unary=u{number}")[ToyConfig()] == 1.0
         assert len(shape.predicted) <= SIGNATURES
+
+
+def test_an_explanation_says_what_was_measured_how_surely_and_what_the_model_expected(device: DeviceInfo) -> None:
+    problem = problem_of(1000)
+    configs = [
+        item.config for item in Heuristic().rank(OPERATION, problem, OPERATION.candidates(problem, device), device)
+    ]
+    rows = [
+        row(device, 1000, config, us, p10_ns=us * 900, p90_ns=us * 1100)
+        for config, us in zip(configs[:3], (8.0, 5.0, 6.0), strict=False)
+    ]
+    told = explain(OPERATION, problem, device, Auto(Measured([Rows(*rows)]))).to_dict()
+    first, second = told["candidates"][:2]
+    assert first["source"] == second["source"] == "measured"
+    assert first["predicted_seconds"] == pytest.approx(5e-6)
+    assert first["spread_seconds"] == pytest.approx([4.5e-6, 5.5e-6])
+    expected = OPERATION.predict(problem, configs[1], device).seconds
+    assert first["modelled_seconds"] == pytest.approx(expected)
+    assert told["runner_up"] == {"kernel": second["kernel"], "slower_by": pytest.approx(0.2)}
+    unmeasured = explain(OPERATION, problem, device, Heuristic()).to_dict()
+    assert {item["source"] for item in unmeasured["candidates"]} == {"model"}
+    assert unmeasured["runner_up"]["slower_by"] >= 0

@@ -78,10 +78,8 @@ def first_report(planned: Report, ran: Report | None) -> Report:
     return replace(ran, timing=timing, plan_cached=planned.plan_cached, notes=planned.notes)
 
 
-def joint_report(plans: Sequence[Report], fresh: Sequence[Report], ran: Report | None) -> Report | None:
+def joint_report(plans: Sequence[Report], fresh: Sequence[Report], ran: Report) -> Report:
     """The report of a call of several plans in one message: kernels of all, and the work on those that it made."""
-    if ran is None:
-        return None
     ran = replace(ran, kernels=tuple(name for plan in plans for name in plan.kernels))
     if not fresh:
         return ran

@@ -11,7 +11,7 @@ from tilewright_tools.cli.console.output import examples
 from tilewright_tools.cli.demo import demo
 from tilewright_tools.cli.kernels import kernels
 from tilewright_tools.cli.machine import arch, cache, describe, doctor, plugins
-from tilewright_tools.cli.problems.operations import bench_app, run_app
+from tilewright_tools.cli.problems.operations import bench_app, explain_app, run_app
 from tilewright_tools.cli.service import health, perf, serve, sessions, stop, top
 
 __all__ = ["app"]
@@ -38,6 +38,7 @@ app.command("serve", cls=AsGiven, epilog=serve.EPILOG)(serve.serve)
 app.command("stop", epilog=stop.EPILOG)(stop.stop)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(run_app, name="run")
+app.add_typer(explain_app, name="explain")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(bench_app, name="bench")
 app.add_typer(bundle.app, name="bundle")

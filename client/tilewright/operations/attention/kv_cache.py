@@ -359,10 +359,10 @@ def _send(state: CacheState, loads: Sequence[tuple[PlanState, Any]], timeout: fl
     except BaseException:  # whatever was appended does not count: what is known here is sent again
         state.stale = True
         raise
-    plans = [plan for plan, _ in loads]
-    state.core.report = joint_report(
-        [plan.report for plan in plans], [plan.report for plan in state.fresh], state.core.report
-    )
+    ran = state.core.report
+    if ran is not None:
+        made = [plan.report for plan in state.fresh]
+        state.core.report = joint_report([plan.report for plan, _ in loads], made, ran)
     return results
 
 

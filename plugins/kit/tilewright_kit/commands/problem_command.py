@@ -1,4 +1,4 @@
-"""The declaration by which an operation appears in the commands about problems: ``run``, ``kernels explain``,
+"""The declaration by which an operation appears in the commands about problems: ``run``, ``explain``,
 ``bench``, ``kernels generate`` and ``demo``.
 
 A distribution names its declarations as entry points of the group ``tilewright.commands``. Their modules import nothing

@@ -14,7 +14,7 @@ from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Operation, Prediction, predictions_of
 from tilewright_kit.contract.problem import Problem
-from tilewright_kit.selection.strategies import Ranked, Strategy
+from tilewright_kit.selection.strategies import LEARNED, MEASURED, NEIGHBOURS, Ranked, Strategy
 from tilewright_kit.types.errors import TilewrightError
 
 __all__ = ["Candidate", "Explanation", "Refusal", "explain"]
@@ -29,6 +29,10 @@ class Candidate:
     place: int
     reason: str
     prediction: Prediction
+    source: str = ""
+    spread: tuple[float, float] | None = None
+    modelled: Prediction | None = None
+    """Time that the operation's own model expects, where the place has another source."""
 
     def to_dict(self) -> dict[str, Any]:
         seconds = self.prediction.seconds
@@ -37,8 +41,11 @@ class Candidate:
             "identifier": str(self.key),
             "place": self.place,
             "reason": self.reason,
-            "predicted_seconds": seconds if math.isfinite(seconds) else None,
-            "parts": {name: part if math.isfinite(part) else None for name, part in self.prediction.parts.items()},
+            "predicted_seconds": _finite(seconds),
+            "source": self.source,
+            "spread_seconds": None if self.spread is None else list(self.spread),
+            "modelled_seconds": _finite((self.modelled or self.prediction).seconds),
+            "parts": {name: _finite(part) for name, part in self.prediction.parts.items()},
             "config": self.config.to_dict(),
         }
 
@@ -79,6 +86,10 @@ class Explanation:
     refused: tuple[Refusal, ...]
     refused_total: int
     """Number of refusals, of which ``refused`` has those within the limit."""
+    runner_up: Candidate | None = None
+    """The second in order."""
+    slower_by: float | None = None
+    """Part of the chosen kernel's time by which the runner-up takes longer; None where their times do not compare."""
     refused_by_rule: tuple[tuple[str, int, str], ...] = ()
     """Rule, number of kernels that it refuses first, and one of its reasons; the most frequent rule first."""
 
@@ -92,6 +103,9 @@ class Explanation:
             "strategy": self.strategy,
             "chosen": None if self.chosen is None else str(self.chosen),
             "decided": self.decided,
+            "runner_up": None
+            if self.runner_up is None
+            else {"kernel": self.runner_up.key.name, "slower_by": self.slower_by},
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "refused": [refusal.to_dict() for refusal in self.refused],
             "refused_total": self.refused_total,
@@ -133,6 +147,7 @@ def explain(
         if limit is None or refused_total <= limit:
             by = "rules" if violations else "problem"
             refused.append(Refusal(config.key(device.arch.id), config, kernel_set, by, reasons))
+    runner_up = next((item for item in candidates if item.place == 2), None)
     chosen = ranked[0].config.key(device.arch.id) if ranked else None
     if chosen is not None:
         decided = f"{strategy.name}: {ranked[0].reason} (1 of {len(ranked)} ranked, {refused_total} refused)"
@@ -147,6 +162,8 @@ def explain(
         candidates=candidates,
         refused=tuple(refused),
         refused_total=refused_total,
+        runner_up=runner_up,
+        slower_by=None if runner_up is None else _slower_by(candidates[0], runner_up),
         refused_by_rule=tuple(
             (rule, count, example)
             for rule, (count, example) in sorted(rules.items(), key=lambda item: (-item[1][0], item[0]))
@@ -169,18 +186,34 @@ def _candidates(
     ranked: tuple[Ranked, ...],
 ) -> tuple[Candidate, ...]:
     placed, known = {item.config for item in ranked}, predictions_of(offered)
-    rows = [(item.config, place, item.reason, item.prediction) for place, item in enumerate(ranked, 1)]
-    rows += [(config, 0, "not ranked by the strategy", None) for config in offered if config not in placed]
-    return tuple(
-        Candidate(
-            config.key(device.arch.id),
-            config,
-            place,
-            reason,
-            prediction or known.get(config) or operation.predict(problem, config, device),
+    rest = [Ranked(config, "not ranked by the strategy") for config in offered if config not in placed]
+    found = []
+    for place, item in enumerate([*ranked, *rest], 1):
+        config = item.config
+        own = known.get(config)
+        if own is None and (item.prediction is None or item.source == MEASURED):
+            own = operation.predict(problem, config, device)
+        if item.source == LEARNED and item.prediction is not None:
+            own = Prediction(item.prediction.parts["analytical"])
+        prediction = item.prediction or own or operation.predict(problem, config, device)
+        place = place if place <= len(ranked) else 0
+        found.append(
+            Candidate(config.key(device.arch.id), config, place, item.reason, prediction, item.source, item.spread, own)
         )
-        for config, place, reason, prediction in rows
-    )
+    return tuple(found)
+
+
+def _slower_by(first: Candidate, second: Candidate) -> float | None:
+    """How much longer the second takes, in parts of the first's time, where both are of one source, which decided."""
+    times = (first.prediction.seconds, second.prediction.seconds)
+    comparable = first.source == second.source and first.source not in ("", NEIGHBOURS)
+    if not comparable or not all(map(math.isfinite, times)) or times[0] <= 0:
+        return None
+    return times[1] / times[0] - 1
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def _others(

@@ -18,7 +18,7 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation, Prediction
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.candidates import Verdicts
-from tilewright_kit.selection.strategies import Ranked
+from tilewright_kit.selection.strategies import LEARNED, Ranked
 from tilewright_kit.types.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class LearnedModels:
             if verdicts.allows(config, device) and not operation.mismatches(problem, config, device):
                 time, before = float(seconds[row]), float(analytical[row])
                 reason = f"predicted {time * 1e6:.3g} us by the learned model ({before * 1e6:.3g} us analytically)"
-                found.append(Ranked(config, reason, Prediction(time, {"analytical": before})))
+                found.append(Ranked(config, reason, Prediction(time, {"analytical": before}), LEARNED))
                 if len(found) == PROPOSED:
                     break
         return found

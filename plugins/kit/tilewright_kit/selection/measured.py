@@ -25,7 +25,7 @@ from tilewright_kit.selection.candidates import Verdicts
 from tilewright_kit.selection.learned import LearnedModels
 from tilewright_kit.selection.measurements import Measurement, MeasurementSource, class_of, point_of
 from tilewright_kit.selection.neighbours import Near, Shape, index_of, nearest
-from tilewright_kit.selection.strategies import Heuristic, Ranked, ordered
+from tilewright_kit.selection.strategies import MEASURED, NEIGHBOURS, Heuristic, Ranked, ordered
 
 __all__ = ["Auto", "Measured", "tile_use"]
 
@@ -229,7 +229,8 @@ def _as_measured(config: KernelConfig, row: Measurement) -> Ranked:
     seconds = row.median_ns / 1e9
     when = f", {row.date[:10]}" if row.date else ""
     reason = f"measured {seconds * 1e6:.4g} us for this problem ({row.samples} samples{when})"
-    return Ranked(config, reason, Prediction(seconds, {"measured": seconds}))
+    spread = (row.p10_ns / 1e9, row.p90_ns / 1e9) if row.p90_ns else None
+    return Ranked(config, reason, Prediction(seconds, {"measured": seconds}), MEASURED, spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,7 @@ class _Blend:
         surprises = [opinion.surprises(here, belief) for opinion in opinions]
         scored = [(self._score(item, belief * here[item.config], opinions, surprises), item) for item in modelled]
         scored = ordered(scored, lambda entry: -entry[0][0], lambda entry: entry[1].config.name)
-        return [Ranked(item.config, reason, item.prediction) for (_, reason), item in scored]
+        return [Ranked(item.config, reason, item.prediction, NEIGHBOURS) for (_, reason), item in scored]
 
     def _opinion(
         self, near: Near, rows: Mapping[KernelConfig, Measurement], here: Mapping[KernelConfig, float]

@@ -189,20 +189,58 @@ def violation_line(violation: Any) -> str:
     return f"{text} (fix: {fix})" if fix else text
 
 
-def print_explanation(found: dict[str, Any], top: int, *, full_names: bool = False) -> None:
-    """The candidates in their order with what their time is made of, the refusals by rule, and what decided."""
-    parts = list(dict.fromkeys(name for item in found["candidates"] for name in item["parts"]))
+def print_explanation(found: dict[str, Any], label: str, top: int, *, full_names: bool = False) -> None:
+    """The problem; the candidates in their order, with their times and what these come from; the refusals by rule; what
+    decided, the runner-up, and what the chosen kernel's time is made of.
+    """
+    candidates = found["candidates"]
     rows = []
-    for item in found["candidates"][:top]:
-        seconds = [item["predicted_seconds"], *(item["parts"].get(name) for name in parts)]
-        rows.append(
-            (item["place"] or "", item["kernel"], *(f"{value * 1e6:.1f}" if value else "" for value in seconds))
-        )
-    columns = ("", "candidate", "us", *parts)
-    title = f"{len(found['candidates'])} candidates on {found['device']}"
-    table(title, columns, rows, right=("us", *parts), full_names=full_names)
-    if found["refused_total"]:
-        note(f"{found['refused_total']} refused:")
-        for item in found["refused_by_rule"]:
-            note(f"  {item['count']:>7}  {item['rule']}: {item['example']}")
+    for item in candidates[:top]:
+        spread = item["spread_seconds"]
+        rows.append((
+            item["place"] or "", item["kernel"], _microseconds(item["predicted_seconds"]),
+            " to ".join(map(_microseconds, spread)) if spread else "", item["source"],
+            _microseconds(item["modelled_seconds"]),
+        ))  # fmt: skip
+    columns = ["", "candidate", "us", "10 to 90 %", "source", "model us"]
+    useless = {"10 to 90 %": not any(row[3] for row in rows), "model us": all(row[4] == "model" for row in rows)}
+    kept = [index for index, name in enumerate(columns) if not useless.get(name)]
+    table(
+        f"{label} on {found['device']} ({found['arch']})",
+        [columns[index] for index in kept],
+        [[row[index] for index in kept] for row in rows],
+        right=("us", "10 to 90 %", "model us"),
+        full_names=full_names,
+    )
+    note(f"{len(candidates)} candidates considered; {found['refused_total']} kernels refused, by their first reasons:")
+    for item in found["refused_by_rule"]:
+        _note_folded(f"  {item['count']:>7}  {item['rule']}: {item['example']}", 11)
     out().print(f"decided by {found['decided']}", markup=False)
+    if found["runner_up"]:
+        slower = found["runner_up"]["slower_by"]
+        told = "its time was not what decided" if slower is None else f"{slower * 100:.1f} % slower"
+        out().print(f"runner-up {_short(found['runner_up']['kernel'], full_names)}: {told}", markup=False)
+    parts = candidates[0]["parts"] if candidates and candidates[0]["source"] == "model" else {}
+    if told := ", ".join(f"{name} {_microseconds(value)}" for name, value in parts.items() if value):
+        out().print(f"the chosen kernel's time (us): {told}", markup=False)
+
+
+def _note_folded(text: str, indent: int) -> None:
+    """A line of standard error; on a terminal it is folded, what follows being indented."""
+    import textwrap
+
+    console = err()
+    if console.is_terminal:
+        text = textwrap.fill(text, console.width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    note(text)
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.1f}"
+
+
+def _short(name: str, full_names: bool) -> str:
+    """A kernel's name; its alias alone on a terminal, where names are long."""
+    from tilewright_kit.config.naming import alias_of
+
+    return name if full_names or not out().is_terminal else alias_of(name)

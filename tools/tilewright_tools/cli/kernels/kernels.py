@@ -44,12 +44,12 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=examples(
         "tilewright kernels list --name 'gemm_bf16_rcr*'",
-        "tilewright kernels explain gemm 128 4096 4096 --dtype bf16",
+        "tilewright explain gemm 128 4096 4096 --dtype bf16",
         "tilewright kernels build --set default --name 'gemm_fp32_rcr*'",
     ),
 )
 
-app.add_typer(explain_app, name="explain")
+app.add_typer(explain_app, name="explain", hidden=True)  # `tilewright explain`, which is meant, had this name
 
 _OPERATION = typer.Option("", "--operation", help="Operation. Default: the first that is installed.")
 _ANY_OPERATION = typer.Option("", "--operation", help="Operation. Default: whichever has the kernel.")

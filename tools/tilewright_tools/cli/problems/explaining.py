@@ -1,4 +1,4 @@
-"""`tilewright kernels explain OPERATION`: which kernel a problem would run, and why."""
+"""`tilewright explain OPERATION`: which kernel a problem would run, and why."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ def _explain(
     if as_json:
         print_json(found)
         return
-    print_explanation(found, top, full_names=full_names)
+    print_explanation(found, f"{loaded.command.name} {loaded.case.label}", top, full_names=full_names)

@@ -1,4 +1,4 @@
-"""`tilewright run`, `tilewright bench` and `tilewright kernels explain`: a command for each installed operation."""
+"""`tilewright run`, `tilewright explain` and `tilewright bench`: a command for each installed operation."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def _app(words: str, text: str, make: Callable[[ProblemCommand], Callable[..., N
 
 
 run_app = _app("run", _RUN, run_command, "--help", "OPERATION --help")
-explain_app = _app("kernels explain", _EXPLAIN, explain_command, "--help", "OPERATION --help")
+explain_app = _app("explain", _EXPLAIN, explain_command, "--help", "OPERATION --help")
 bench_app = _app("bench", _BENCH, bench_command, "--help", "OPERATION --help")
