@@ -8,9 +8,9 @@
 Every suite runs in a process of its own, with the environment in which NumPy and PyTorch are at their best
 (OPENBLAS_CORETYPE and its kin unset, thread counts stated), and compares only within that process, in turns. Leave the
 machine alone meanwhile: whatever else runs on one of two cores halves what a team of two can do. `selection` builds
-some hundred kernels and takes a quarter of an hour. Some suites run only when they are named: `cuda`, `cuda-conv` and
-`cuda-attention` need an NVIDIA GPU, and PyTorch built for it; `amd-static` measures nothing, it analyses kernels for
-AMD GPUs.
+some hundred kernels and takes a quarter of an hour. Some suites run only when they are named: `load` (latency under
+load of 1 to 256 clients) takes as long; `cuda`, `cuda-conv` and `cuda-attention` need an NVIDIA GPU, and PyTorch built
+for it; `amd-static` measures nothing, it analyses kernels for AMD GPUs.
 `--output NAME` writes NAME.json and NAME.md, with date, hardware and versions; the tables are printed in any case.
 """
 
@@ -37,6 +37,7 @@ SUITES = {
     "selection": True,
     "build": False,
     "service": False,
+    "load": False,
     "cuda": False,
     "cuda-conv": False,
     "cuda-attention": False,
@@ -44,7 +45,7 @@ SUITES = {
 }
 """Suites, and whether they are run once for each number of threads."""
 SAMPLED = ("conv", "attention")
-NAMED_ONLY = ("cuda", "cuda-conv", "cuda-attention", "amd-static")
+NAMED_ONLY = ("load", "cuda", "cuda-conv", "cuda-attention", "amd-static")
 
 
 def run_suite(name: str, threads: int, quick: bool, sample: bool = False) -> list[dict[str, Any]]:
