@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 
 from .errors import UnsupportedDeviceError
-from .loader import load, names
+from .loader import of_kind
 from .spec import ArchSpec, Caches
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -29,7 +29,7 @@ def detect_cpu(cpuinfo: str | None = None, machine: str | None = None, cache_dir
     machine = (machine or platform.machine()).lower()
     flags = _flags(cpuinfo)
     # A higher level lists the flags of the lower ones too, so the longest list is the best.
-    levels = [spec for spec in map(load, names()) if machine in spec.match.machines]
+    levels = [spec for spec in of_kind("cpu") if machine in spec.match.machines]
     usable = [spec for spec in levels if flags.issuperset(spec.match.cpu_flags)]
     if not usable:
         lowest = min(levels, key=lambda spec: len(spec.match.cpu_flags), default=None)

@@ -45,7 +45,7 @@ def load(name: str) -> ArchSpec:
     if base not in _files():
         raise UnknownArchError(base, _files())
     source = base + _SUFFIX
-    spec = parse_spec(_read_json(_files()[base], source), source)
+    spec = parse_document(_document(base), source)
     if spec.name != base:
         raise SpecError(source, "name", f"must be the file's name {base!r}")
     return spec
@@ -66,7 +66,7 @@ def from_gcn_arch_name(name: str) -> ArchSpec:
     """
     target = name.split(":")[0]
     known: list[str] = []
-    for spec in _of_kind("hip"):
+    for spec in of_kind("hip"):
         known.extend(spec.match.gcn_arch_names)
         if target == spec.toolchain.gpu_arch:
             return spec
@@ -89,7 +89,7 @@ def from_compute_capability(major: int, minor: int) -> ArchSpec:
     """
     asked = (major, minor)
     best: ArchSpec | None = None
-    for spec in _of_kind("cuda"):
+    for spec in of_kind("cuda"):
         version = spec.match.compute_capability
         if version is None:
             continue
@@ -99,7 +99,7 @@ def from_compute_capability(major: int, minor: int) -> ArchSpec:
         if usable and (best is None or version > (best.match.compute_capability or (0, 0))):
             best = spec
     if best is None or best.match.compute_capability is None:
-        lowest = min(s.match.compute_capability or asked for s in _of_kind("cuda"))
+        lowest = min(s.match.compute_capability or asked for s in of_kind("cuda"))
         raise UnsupportedDeviceError(
             f"compute capability {major}.{minor} is not supported; the lowest that is: {lowest[0]}.{lowest[1]}"
         )
@@ -161,8 +161,15 @@ def _read_json(file: Traversable | Path, source: str) -> dict[str, object]:
     return value
 
 
-def _of_kind(kind: str) -> list[ArchSpec]:
-    return [spec for spec in map(load, names()) if spec.kind == kind]
+def of_kind(kind: str) -> list[ArchSpec]:
+    """All specs of a kind of device, by name; no others are parsed."""
+    return [load(name) for name in names() if _document(name).get("kind") == kind]
+
+
+@functools.cache
+def _document(name: str) -> dict[str, object]:
+    source = name + _SUFFIX
+    return resolve(_read_json(_files()[name], source), source)[0]
 
 
 @functools.cache

@@ -227,7 +227,7 @@ class Core:
         return found() if callable(found) else found
 
     @report.setter
-    def report(self, report: Report | Callable[[], Report]) -> None:
+    def report(self, report: Report | Callable[[], Report] | None) -> None:
         """A report, or what makes it when it is asked for."""
         self._local.report = report
 

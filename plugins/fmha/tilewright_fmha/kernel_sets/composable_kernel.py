@@ -33,11 +33,8 @@ _MASK_KINDS = {
     MaskWord.BOTTOM_RIGHT: MaskKind.CAUSAL,
     MaskWord.GENERIC: MaskKind.WINDOW,
 }
-_BIASES = {BiasKind.NONE: 0, BiasKind.ELEMENTWISE: 1, BiasKind.ALIBI: 2}
 _SCALES = {QScale.NONE: 0, QScale.PERTENSOR: 1, QScale.BLOCKSCALE: 2, QScale.KV_BLOCKSCALE: 3}
-_ROPES = {Rope.NONE: 0, Rope.INTERLEAVED: 1, Rope.HALF: 2}
 _LAYOUTS = {KvLayout.VECTORIZED: 0, KvLayout.LINEAR: 1}
-_LOOKUPS = {KvLookup.VLLM: 0, KvLookup.SGLANG: 1}
 _FLAGS: Mapping[str, str] = {
     "lse": "lse",
     "dropout": "dropout",

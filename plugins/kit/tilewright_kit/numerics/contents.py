@@ -10,11 +10,10 @@ import numpy.typing as npt
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["INITS", "Init", "contents", "view"]
+__all__ = ["Init", "contents", "view"]
 
 Array = npt.NDArray[Any]
 Init = Literal["normal", "uniform", "trunc-int"]
-INITS: tuple[Init, ...] = ("normal", "uniform", "trunc-int")
 """Standard normal; uniform from -1 to 1 (int8: all values); whole numbers from -2 to 2, whose sums are exact."""
 
 _PERIOD = 4_194_301

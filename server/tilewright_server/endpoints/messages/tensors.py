@@ -50,14 +50,6 @@ DTYPES: dict[int, DType] = {
     tensor_pb2.INT32: DType.INT32,
 }
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
-PLACES: dict[str | None, Place] = {
-    "inline": Place.INLINE,
-    "region": Place.REGION,
-    "buffer": Place.BUFFER,
-    "return_inline": Place.RETURN,
-    "allocate": Place.ALLOCATE,
-    None: Place.NONE,
-}
 _RETURN = Location(Place.RETURN)
 _ALLOCATE = Location(Place.ALLOCATE)
 _NONE = Location()

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from tilewright_kit.numerics.contents import Init
 
-__all__ = ["TIMERS", "Timer", "Timing", "TimingOptions", "measure", "percentile"]
+__all__ = ["Timer", "Timing", "TimingOptions", "measure", "percentile"]
 
 Timer = Literal["device", "host"]
-TIMERS: tuple[Timer, ...] = ("device", "host")
 """The device's own events; or the clock of the host around each run, launch and wait included."""
 
 MIN_SAMPLE_NS = 100_000
