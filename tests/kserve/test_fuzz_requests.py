@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -22,7 +23,9 @@ SEED = 20261128
 )
 def test_malformed_requests_get_typed_errors_and_leave_nothing_behind(tmp_path: Path, count: int) -> None:
     with ServerProcess(tmp_path, GEMM, cpu_threads=1, log_level="warning") as server:
+        begun, before = time.monotonic(), server.rss_mib()
         ends = send(server.addresses[0], count, SEED)
+        print(dict(ends), f"in {time.monotonic() - begun:.0f} s; {before:.0f} to {server.rss_mib():.0f} MiB")  # noqa: T201
         assert sum(ends.values()) == count
         assert set(ends) <= TYPED, ends
         assert ends["OK"] and ends["INVALID_ARGUMENT"], "both right and wrong requests were among them"

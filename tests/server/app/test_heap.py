@@ -15,7 +15,9 @@ needs_glibc = pytest.mark.skipif(
 
 SCATTERED = textwrap.dedent("""
     import ctypes, os, sys, threading, time
+    from types import SimpleNamespace
     from tilewright_server.hosting.lifecycle.heap import HeapTrimmer, bound_heap
+    from tilewright_server.hosting.lifecycle.warm import load_the_rest
 
     MIB = 1 << 20
     libc = ctypes.CDLL(None)
@@ -45,7 +47,9 @@ SCATTERED = textwrap.dedent("""
     thread = threading.Thread(target=fill, args=(block, count, kept))
     thread.start()
     thread.join()
-    end = time.monotonic() + (20 if sys.argv[2] == "trimmed" else 0.2)
+    if sys.argv[2] == "started":
+        load_the_rest(SimpleNamespace(plugins=SimpleNamespace(finish=lambda: None), strategies={}))
+    end = time.monotonic() + (0.2 if sys.argv[2] == "untouched" else 20)
     while resident_bytes() - before > 16 * MIB and time.monotonic() < end:
         time.sleep(0.02)
     print((resident_bytes() - before) // MIB)
@@ -65,6 +69,11 @@ def left_mib(bound: str, trimmed: str, block: int, count: int, kept: int) -> int
 def test_pages_between_blocks_that_stay_are_given_back() -> None:
     assert left_mib("bound", "untouched", 64 << 10, 1000, 100) > 40
     assert left_mib("bound", "trimmed", 64 << 10, 1000, 100) < 16
+
+
+@needs_glibc
+def test_what_a_start_took_and_freed_is_given_back() -> None:
+    assert left_mib("bound", "started", 64 << 10, 1000, 100) < 16
 
 
 @needs_glibc

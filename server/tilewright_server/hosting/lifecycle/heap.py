@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["HeapTrimmer", "bound_heap", "collecting_later"]
+__all__ = ["HeapTrimmer", "bound_heap", "collecting_later", "trim_heap"]
 
 log = logging.getLogger("tilewright.heap")
 
@@ -62,6 +62,13 @@ def bound_heap() -> None:
         HeapTrimmer().start()
     except RuntimeError as error:  # no thread: it serves without
         log.warning("free pages stay with the process: %s", error)
+
+
+def trim_heap() -> None:
+    """Give free pages back now: after work that is not done again."""
+    libc = _libc()
+    if libc is not None:
+        libc.malloc_trim(0)
 
 
 @contextmanager
