@@ -51,7 +51,7 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
 
 def named(text: str, names: set[str]) -> set[str]:
     """The operations that a text names as words of their own. Lines that show a user a command are no knowledge."""
-    shown = re.sub(r"tilewright (run|bench|describe|kernels|serve|perf)\b.*", "", text)
+    shown = re.sub(r"tilewright (run|bench|describe|explain|kernels|serve|perf)\b.*", "", text)
     return {word for word in re.findall(r"[a-z][a-z0-9_]*", shown.lower()) if word in names}
 
 
