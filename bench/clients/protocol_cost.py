@@ -6,14 +6,15 @@
 Starts servers of its own and takes turns between two ways, so that whatever else the machine does meets both: the
 median of the turns' ratios is printed, with quartiles, of the server's and the client's processor time and of the
 median latency. `kserve`: the same product, operands and result inside of messages, by `Dispatch.Run` and by
-`ModelInfer` with generated stubs over one channel. `watched`: `Dispatch.Run` on a server without metrics and logs and
-on one that is scraped every second and logs in JSON; on one that traces 1 % of the calls, to an address
-where nobody listens.
+`ModelInfer`, and of prepared plans by `Execute` and `ModelInfer`, with generated messages over one channel. `watched`:
+`Dispatch.Run` on a server without metrics and logs, on one that is scraped every second and logs in JSON, and on one
+that traces 1 % of the calls, to an address where nobody listens.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import threading
 import time
@@ -27,10 +28,11 @@ import grpc
 import numpy as np
 
 from tilewright_proto.inference import inference_pb2
-from tilewright_proto.v1 import dispatch_pb2, tensor_pb2
+from tilewright_proto.v1 import dispatch_pb2, dispatch_pb2_grpc, memory_pb2, memory_pb2_grpc, tensor_pb2
 from tilewright_tools.cli.private_server import PrivateServer
 
 RUN = "/tilewright.v1.Dispatch/Run"
+LOAD = "/inference.GRPCInferenceService/RepositoryModelLoad"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 FLAGS = ("--device", "cpu:0", "--cpu-threads", "1", "--call-rate", "0")
 PORT = 19464
@@ -61,7 +63,7 @@ def own(channel: grpc.Channel, a: np.ndarray) -> Callable[[], Any]:
     return call
 
 
-def kserve(channel: grpc.Channel, a: np.ndarray) -> Callable[[], Any]:
+def kserve(channel: grpc.Channel, a: np.ndarray, model: str = "tilewright.gemm") -> Callable[[], Any]:
     stub: Any = channel.unary_unary(
         INFER,
         request_serializer=inference_pb2.ModelInferRequest.SerializeToString,
@@ -70,7 +72,7 @@ def kserve(channel: grpc.Channel, a: np.ndarray) -> Callable[[], Any]:
     data, shape = a.tobytes(), a.shape
 
     def call() -> None:
-        request = inference_pb2.ModelInferRequest(model_name="tilewright.gemm")
+        request = inference_pb2.ModelInferRequest(model_name=model)
         for name in ("a", "b"):
             tensor = request.inputs.add(name=name, datatype="FP32")
             tensor.shape.extend(shape)
@@ -78,6 +80,45 @@ def kserve(channel: grpc.Channel, a: np.ndarray) -> Callable[[], Any]:
         np.frombuffer(stub(request).raw_output_contents[0], np.float32).reshape(shape)
 
     return call
+
+
+@contextmanager
+def own_plan(channel: grpc.Channel, a: np.ndarray) -> Iterator[Callable[[], Any]]:
+    """Executions of a prepared plan of a session of its own."""
+    sessions = memory_pb2_grpc.MemoryStub(channel).OpenSession(memory_pb2.OpenSessionRequest())
+    token = next(sessions).opened.session
+    data, shape = a.tobytes(), a.shape
+    planned = dispatch_pb2.PlanRequest(session=token, operation="gemm")
+    for name in ("a", "b"):
+        tensor = planned.inputs.add(name=name)
+        tensor.spec.dtype = tensor_pb2.FP32
+        tensor.spec.shape.extend(shape)
+    dispatch = dispatch_pb2_grpc.DispatchStub(channel)
+    plan = dispatch.Plan(planned).plan
+
+    def call() -> None:
+        request = dispatch_pb2.ExecuteRequest(session=token)
+        execution = request.executions.add(plan=plan)
+        for _ in range(2):
+            execution.locations.add().inline = data
+        execution.locations.add().return_inline.SetInParent()
+        result = dispatch.Execute(request).results[0]
+        np.frombuffer(result.outputs[0].inline, np.float32).reshape(shape)
+
+    try:
+        yield call
+    finally:
+        sessions.cancel()
+
+
+def kserve_plan(channel: grpc.Channel, a: np.ndarray) -> Callable[[], Any]:
+    """A model that is a prepared plan."""
+    name = f"tilewright.gemm@{len(a)}"
+    inputs = [{"name": item, "data_type": "TYPE_FP32", "dims": a.shape} for item in ("a", "b")]
+    load = inference_pb2.RepositoryModelLoadRequest(model_name=name)
+    load.parameters["config"].string_param = json.dumps({"input": inputs})
+    channel.unary_unary(LOAD)(load.SerializeToString())
+    return kserve(channel, a, name)
 
 
 @dataclass(frozen=True)
@@ -155,6 +196,12 @@ def of_kserve(given: argparse.Namespace) -> None:
                 "ModelInfer": Way(kserve(channel, a), server.pid),
             }
             compare(f"{side}x{side}x{side} fp32, inside of messages", ways, given.rounds, given.calls)
+            with own_plan(channel, a) as planned:
+                ways = {
+                    "Execute": Way(planned, server.pid),
+                    "ModelInfer of a plan": Way(kserve_plan(channel, a), server.pid),
+                }
+                compare(f"{side}x{side}x{side} fp32, prepared plans", ways, given.rounds, given.calls)
 
 
 def of_watching(given: argparse.Namespace) -> None:

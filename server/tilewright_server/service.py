@@ -151,14 +151,26 @@ class Service:
         started = time.perf_counter_ns()
         session = call.owner = self.session(token)
         prepared = self._planned(request, placed(session, locations, selection), call)
-        target = Target(prepared)
-        if settle is not None:
-            locations = settle(prepared)
+        return self._run(session, Target(prepared), locations if settle is None else settle(prepared), call, started)
+
+    def run_plan(self, session: Session, plan_id: int, locations: Mapping[str, Location], call: Call) -> RunResult:
+        """As ``run``, of a plan that the session keeps: nothing is parsed or looked up by its problem."""
+        started = time.perf_counter_ns()
+        call.owner = session
+        target: Target = session.plan(plan_id)
+        if target.asked is not None:
+            for observer in self._observers:
+                observer(*target.asked, target.prepared, 1)
+        return self._run(session, target, locations, call, started)
+
+    def _run(
+        self, session: Session | None, target: Target, locations: Mapping[str, Location], call: Call, started: int
+    ) -> RunResult:
         none = Location(Place.NONE)
         binding = self.binder.bind(target, [locations.get(slot.name, none) for slot in target.slots], session)
         result, copy_in, copy_out = self._pinned(session, binding, call)
         total = time.perf_counter_ns() - started
-        return RunResult(prepared, result.outcome, result.outputs, result.bytes_copied, copy_in, copy_out, total)
+        return RunResult(target.prepared, result.outcome, result.outputs, result.bytes_copied, copy_in, copy_out, total)
 
     def _pinned(self, session: Session | None, binding: Binding, call: Call) -> tuple[Finished, int, int]:
         if session is None:

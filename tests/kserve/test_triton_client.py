@@ -17,6 +17,8 @@ triton = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not in
 import tritonclient.utils.shared_memory as shm  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
+import tilewright as tw  # noqa: E402
+
 MODEL = "tilewright.gemm"
 A = (np.arange(12, dtype=np.float32).reshape(3, 4) - 5) / 4
 B = (np.arange(20, dtype=np.float32).reshape(4, 5) - 9) / 8
@@ -254,6 +256,22 @@ def test_a_plan_is_loaded_used_and_unloaded(client: Any) -> None:
         client.infer(name, inputs(), parameters={"alpha": 1.0})
     client.unload_model(name)
     assert not client.is_model_ready(name)
+
+
+def test_a_plans_requests_are_not_planned_again(client: Any, tcp: str) -> None:
+    name = f"{MODEL}@ready"
+    client.load_model(name, config=config())
+    with tw.connect(tcp, launch="server") as other:
+
+        def asked() -> int:
+            found = next(item for item in other.kernels.statistics()["operations"] if item["name"] == "gemm")
+            return int(found["plan_hits"]) + int(found["plan_misses"])
+
+        before = asked()
+        for given in (inputs(), inputs()[::-1]):
+            np.testing.assert_allclose(client.infer(name, given).as_numpy("out"), A @ B, rtol=1e-6)
+        assert asked() == before
+    client.unload_model(name)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"input": [{}]}', '{"input": [{"name": "a"}]}'])

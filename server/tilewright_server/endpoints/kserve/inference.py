@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,28 +98,32 @@ class Inference:
             raise _refuse("there are too many tensors", "inputs", len(message.inputs), "operand_count", "send fewer")
         parameters = message.parameters
         _apply_times(parameters, call)
-        descs = _unique(message.inputs, parameters)
-        if plan is not None:
-            _check_plan(plan, descs, attributes_of(parameters))
-            request, selection = plan.request, plan.selection
-        else:
-            request = OperationRequest(message.model_name.removeprefix(PREFIX), descs, {}, attributes_of(parameters))
-            selection = selection_of(parameters)
         client = call.client
-        locations = input_locations(message, descs, partial(self._memory.find, client))
         wanted = {item.name: item for item in message.outputs}
         owner = self._owners.find(client)
+        if plan is not None and owner is not None:
+            if parameters or not _is_of(plan, message.inputs):
+                _check_plan(plan, _unique(message.inputs, parameters), attributes_of(parameters))
+            locations = input_locations(message, plan.request.inputs, partial(self._memory.find, client))
+            locations |= self._outputs(wanted, plan.outputs, call)
+            result = self._service.run_plan(owner.session, plan.plan, locations, call)
+            return _reply(message, wanted, result), result
+        descs = _unique(message.inputs, parameters)
+        request = OperationRequest(message.model_name.removeprefix(PREFIX), descs, {}, attributes_of(parameters))
+        selection = selection_of(parameters)
+        locations = input_locations(message, descs, partial(self._memory.find, client))
         token = owner.session.token if owner is not None else b""
 
         def settle(prepared: Prepared) -> Mapping[str, Location]:
-            return locations | self._outputs(wanted, prepared, call)
+            outputs = [item for item in prepared.operands if item.role is Role.OUTPUT]
+            return locations | self._outputs(wanted, outputs, call)
 
         result = self._service.run(token, request, locations, selection, call, settle)
         return _reply(message, wanted, result), result
 
-    def _outputs(self, wanted: Mapping[str, Any], prepared: Prepared, call: Call) -> dict[str, Location]:
+    def _outputs(self, wanted: Mapping[str, Any], operands: Iterable[Operand], call: Call) -> dict[str, Location]:
         """Places of outputs in shared memory, and a check that the outputs that are asked for are there."""
-        outputs = {item.name: item.desc for item in prepared.operands if item.role is Role.OUTPUT}
+        outputs = {item.name: item.desc for item in operands}
         if any(desc.packing for desc in outputs.values()):
             raise UnsupportedError(
                 "the result has a packed format, for which this protocol has no words",
@@ -151,12 +155,12 @@ class Inference:
         self._models.get(operation)
         if not rest or not name.isprintable() or len(name) > 256:
             raise _refuse("a plan is called OPERATION@NAME", "model_name", name[:256], "model_name", "name it so")
-        request, selection = _problem(operation.removeprefix(PREFIX), config)
+        request, selection, tensors = _problem(operation.removeprefix(PREFIX), config)
         lease = self._owners.lease(call.client)
         owner = self._owners.owner(call.client, lease)
         number, target = self._service.plan(owner.session.token, request, selection, call)
         outputs = tuple(item for item in target.prepared.operands if item.role is Role.OUTPUT)
-        made = LoadedPlan(name, request, selection, outputs, number, lease)
+        made = LoadedPlan(name, request, selection, outputs, number, lease, tensors)
         with owner.lock:
             old = owner.plans.get(name)
             owner.plans[name] = made
@@ -215,8 +219,19 @@ def _check_plan(plan: LoadedPlan, descs: Mapping[str, TensorDesc], attributes: M
         )
 
 
-def _problem(operation: str, config: str) -> tuple[OperationRequest, Selection]:
-    """The problem in a model's configuration: inputs with whole shapes, attributes as parameters."""
+def _is_of(plan: LoadedPlan, inputs: Sequence[Any]) -> bool:
+    """True if the inputs are those that the plan was loaded for, word for word: they need not be read again."""
+    if len(inputs) != len(plan.tensors):
+        return False
+    return all(
+        tensor.name == name and tensor.datatype == datatype and tuple(tensor.shape) == shape
+        for tensor, (name, datatype, shape) in zip(inputs, plan.tensors, strict=True)
+    )
+
+
+def _problem(operation: str, config: str) -> tuple[OperationRequest, Selection, tuple[Any, ...]]:
+    """The problem in a model's configuration: inputs with whole shapes, attributes as parameters. With the inputs'
+    names, datatypes and shapes, if these say all of them."""
     problem = ""
     record: Any = None
     if len(config) > MAX_CONFIG:
@@ -240,7 +255,10 @@ def _problem(operation: str, config: str) -> tuple[OperationRequest, Selection]:
             'send {"input": [{"name": "a", "data_type": "TYPE_FP32", "dims": [64, 64]}, ...], "parameters": {...}}',
         )  # fmt: skip
     descs = _unique(message.inputs, message.parameters)
-    return OperationRequest(operation, descs, {}, attributes_of(message.parameters)), selection_of(message.parameters)
+    request = OperationRequest(operation, descs, {}, attributes_of(message.parameters))
+    tensors = tuple((tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs)
+    plain = all(datatype != "UINT8" for _, datatype, _ in tensors)
+    return request, selection_of(message.parameters), tensors if plain else ()
 
 
 def _set(target: Any, value: object) -> None:

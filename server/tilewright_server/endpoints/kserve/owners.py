@@ -66,6 +66,8 @@ class LoadedPlan:
     plan: int
     """Id in the owner's session."""
     lease: frozenset[int]
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """Name, datatype and shape of its inputs, in the order in which they were given; none, if that does not say all."""
     counters: ModelCounters = field(default_factory=ModelCounters)
 
 
