@@ -1,4 +1,4 @@
-"""Commands, run in this process or in one of their own, against one server for all tests of a module."""
+"""Commands, run in this process or in one of their own, against one server for all tests that want no other."""
 
 from __future__ import annotations
 
@@ -59,12 +59,19 @@ def process() -> Run:
 
 @pytest.fixture(scope="session")
 def cache_dir(kernel_cache: Path) -> Path:
-    """Where the server of a module builds; a module that looks into it has one of its own."""
+    """Where the server builds; a module that looks into it has one of its own (``own_target``)."""
     return kernel_cache
 
 
+@pytest.fixture(scope="session")
+def target(kernel_cache: Path) -> Iterator[str]:
+    """Where the server of these tests listens."""
+    with PrivateServer(["--cache-dir", str(kernel_cache)]) as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
-def target(cache_dir: Path) -> Iterator[str]:
-    """Where a server of these tests listens."""
+def own_target(cache_dir: Path) -> Iterator[str]:
+    """Where a server listens that only the tests of a module have; it builds in their ``cache_dir``."""
     with PrivateServer(["--cache-dir", str(cache_dir)]) as found:
         yield found

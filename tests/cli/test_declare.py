@@ -53,6 +53,11 @@ def cache_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def target(own_target):
+    return own_target
+
+
+@pytest.fixture(scope="module")
 def client(target):
     with tw.connect(target) as found:
         yield found

@@ -14,6 +14,11 @@ def cache_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def target(own_target):
+    return own_target
+
+
+@pytest.fixture(scope="module")
 def some_name(target):
     import tilewright
 
