@@ -1,7 +1,8 @@
 # `make demo` and `make test` set up what they need in .venv: Python 3.10 or later is all that has to be there.
 PYTHON ?= python3
 VENV ?= .venv
-WORKERS ?= 2
+# Processes of tests: one more than there are cores, because some tests wait for servers.
+WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?= --minutes 10

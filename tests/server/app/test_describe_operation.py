@@ -22,8 +22,8 @@ COMMAND = [sys.executable, str(Path(__file__).with_name("operation_server.py")),
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with ServerProcess(tmp_path_factory.mktemp("described"), COMMAND) as process:
+def client(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[Client]:
+    with ServerProcess(tmp_path_factory.mktemp("described"), COMMAND, cache_dir=kernel_cache) as process:
         assert process.ready, process.log()
         with Client(process.addresses[0]) as made:
             yield made
