@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from tilewright.sync.plan import Bound, Plan, Stream
     from tilewright.tensor.device_array import DeviceArray
     from tilewright.tensor.resident import PackedTensor, ResidentTensor
+    from tilewright.transport.tracing import trace_launches
     from tilewright.types.dtypes import DTYPES
     from tilewright.types.report import Report, Timing
     from tilewright.types.spec import Spec
@@ -115,6 +116,7 @@ __all__ = [
     "load_bundle",
     "pack_int4",
     "quantize_int4",
+    "trace_launches",
     "unpack_int4",
 ]
 
@@ -137,6 +139,7 @@ _PLACES = {
         "sync.plan": "Bound Plan Stream",
         "tensor.device_array": "DeviceArray",
         "tensor.resident": "PackedTensor ResidentTensor",
+        "transport.tracing": "trace_launches",
         "types.dtypes": "DTYPES",
         "types.report": "Report Timing",
         "types.spec": "Spec",

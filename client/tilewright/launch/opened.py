@@ -10,6 +10,7 @@ from struct import Struct
 from tilewright.errors import DeviceError, InternalError, TilewrightError, UnsupportedError
 from tilewright.launch.library import CPU, NO_CONTEXT, UNSUPPORTED, Library
 from tilewright.launch.page import LaunchPage
+from tilewright.transport.tracing import launching
 
 __all__ = ["OpenedBinding", "OpenedPlan", "falls_back", "is_lasting"]
 
@@ -41,6 +42,11 @@ class OpenedPlan:
         self.count = int(info.operands)
         self.on_cpu = info.device_kind == CPU
         self.flops = int(info.flops)
+        words = {"tilewright.launch": "caller", "tilewright.problem": (info.name or b"").decode("utf-8", "replace")}
+        name = f"launch {(info.operation or b'').decode('utf-8', 'replace')}"
+        self._run = launching(library.tw_run, name, words)
+        self.launch = launching(library.tw_launch, name, words)
+        """``launch(binding, stream)``: the library's status."""
         self._lock = threading.Lock()
         self._bindings: OrderedDict[bytes, OpenedBinding] | None = None
         """By their addresses, for a plan that must be bound."""
@@ -70,7 +76,7 @@ class OpenedPlan:
     def run(self, addresses: bytes, stream: int | None = None) -> int:
         """Launch once; the library's status."""
         if self._bindings is None:
-            status: int = self.library.tw_run(self.handle, addresses, self.count, stream)
+            status: int = self._run(self.handle, addresses, self.count, stream)
             if status != UNSUPPORTED or self.library.error().rule != "run_tables":
                 return status
             self._bindings = OrderedDict()
@@ -88,7 +94,7 @@ class OpenedPlan:
                 if len(known) > MAX_BINDINGS:
                     known.popitem(last=False)
             known.move_to_end(addresses)
-            launched: int = self.library.tw_launch(binding.handle, stream)
+            launched: int = self.launch(binding.handle, stream)
             return launched
 
     def bind(self, addresses: bytes) -> OpenedBinding:
@@ -113,7 +119,7 @@ class OpenedBinding:
 
     def __init__(self, plan: OpenedPlan, handle: int) -> None:
         self.handle = handle
-        self.launch = plan.library.tw_launch
+        self.launch = plan.launch
         """``launch(handle, stream)``: the library's status."""
         self._finalizer = weakref.finalize(self, plan.library.close_binding, handle)
         self._finalizer.atexit = False

@@ -19,6 +19,7 @@ from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
 from tilewright.transport.local import SPIN_NS, Connection
 from tilewright.transport.ties import Tie, open_tie
+from tilewright.transport.tracing import Returned, launching
 
 __all__ = ["Lane", "Lanes", "NoLaneError", "StreamLane"]
 
@@ -42,12 +43,17 @@ class NoLaneError(UnavailableError):
 class Lane:
     """A connection whose launches are complete when they are answered. Thread-safe."""
 
+    answers: Returned = "time"
+    """Values of replies to launches."""
+
     def __init__(self, path: str, token: bytes, timeout: float | None, device: str = "") -> None:
         self.lock = threading.RLock()
         self.device = device
         self.connection = Connection(path, token, timeout)
         if device:
             self.connection.request(frames.ATTACH, 0, device.encode())
+        self.ask = launching(self.connection.ask, "launch", {"tilewright.launch": "server"}, self.answers)
+        """``ask(packet, sequence)`` of the connection."""
 
     @property
     def broken(self) -> str:
@@ -58,7 +64,7 @@ class Lane:
         with self.lock:
             connection = self.connection
             sequence = connection.next_sequence()
-            return connection.ask(_FRAME(_LAUNCH, _TIME, 0, sequence, binding), sequence)
+            return self.ask(_FRAME(_LAUNCH, _TIME, 0, sequence, binding), sequence)
 
     def close(self) -> None:
         self.connection.close()
@@ -70,6 +76,8 @@ class Lane:
 
 class StreamLane(Lane):
     """A connection that is attached to a device: launches of one stream of this process, in order. Thread-safe."""
+
+    answers = ""
 
     def __init__(
         self, path: str, token: bytes, timeout: float | None, device: str, gpu: GpuDriver, ordinal: int, stream: int
@@ -104,7 +112,7 @@ class StreamLane(Lane):
         with self.lock:
             connection, (slot, first) = self.connection, self.begin()
             tie, sequence = self.tie, connection.next_sequence()
-            connection.ask(_FRAME(_LAUNCH, first | tie.last, slot, sequence, binding), sequence)
+            self.ask(_FRAME(_LAUNCH, first | tie.last, slot, sequence, binding), sequence)
             return tie.mark(slot, sequence)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rpc_harness import REAL, ServerProcess, eventually
 
 import tilewright as tw
-from tilewright.transport.tracing import call_span
+from tilewright.transport.tracing import call_span, launching
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer
 from tilewright_server.engine.client import ANONYMOUS
 
@@ -167,3 +167,75 @@ def test_an_endpoint_without_the_packages_is_an_error_at_the_start(tmp_path: Pat
     server = ServerProcess(tmp_path, hidden, trace_endpoint="http://127.0.0.1:1")
     assert (server.ready, server.wait()) == ("", 1)
     assert "pip install 'tilewright[otel]'" in server.log()
+
+
+@pytest.fixture
+def traced_launches() -> Iterator[None]:
+    tw.trace_launches()
+    yield
+    tw.trace_launches(False)
+
+
+@pytest.mark.extended
+def test_launches_have_spans_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_launches: None
+) -> None:
+    own = Memory()
+    monkeypatch.setattr(trace, "get_tracer", own.provider.get_tracer)
+    a = np.eye(16, dtype=np.float32)
+    with ServerProcess(tmp_path, REAL) as server:
+        with tw.connect(server.addresses[0], launch="server") as far, tw.connect(server.addresses[0]) as near:
+            shared = far.asarray(a)
+            calls = {
+                "server": far.plan_gemm(shared, shared).bind(shared, shared, out=far.empty(a.shape, "fp32")),
+                "caller": near.plan_gemm(a, a).bind(a, a, out=np.empty_like(a)),
+            }
+            plan = near.plan_gemm(a, a)
+            for call in calls.values():
+                call()
+            assert own.names == [], "nothing of the program is recorded"
+            for placement, call in calls.items():
+                own.exporter.clear()
+                with own.provider.get_tracer("program").start_as_current_span("step") as step:
+                    call()
+                spans = {span.name: span for span in own.exporter.get_finished_spans()}
+                name = "launch" if placement == "server" else "launch gemm"
+                assert set(spans) == {"step", name} | ({"device"} if placement == "server" else set())
+                launch = spans[name]
+                assert launch.parent.span_id == step.get_span_context().span_id
+                assert launch.attributes["tilewright.launch"] == placement
+                if placement == "server":
+                    device = spans["device"]
+                    assert device.parent.span_id == launch.get_span_context().span_id
+                    assert launch.start_time <= device.start_time < device.end_time <= launch.end_time
+                else:
+                    assert launch.attributes["tilewright.problem"].startswith("gemm(a: fp32[16, 16]")
+            own.exporter.clear()
+            with own.provider.get_tracer("program").start_as_current_span("step"):
+                plan(a, a)
+            assert own.names == ["launch gemm", "step"]
+        assert server.stop() == 0, server.log()
+
+
+def test_a_launch_that_fails_says_so_and_one_that_is_not_wanted_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, traced_launches: None
+) -> None:
+    own = Memory()
+    monkeypatch.setattr(trace, "get_tracer", own.provider.get_tracer)
+    with own.provider.get_tracer("program").start_as_current_span("step"):
+        assert launching(lambda: 0, "fine", {})() == 0
+        assert launching(lambda: 7, "refused", {})() == 7
+        assert launching(lambda: 7, "timed", {}, "time")() == 7
+        with pytest.raises(ZeroDivisionError):
+            launching(lambda: 1 // 0, "raises", {})()
+    ended = [(span.name, span.status.status_code.name) for span in own.exporter.get_finished_spans()]
+    assert ended == [
+        ("fine", "UNSET"),
+        ("refused", "ERROR"),
+        ("device", "UNSET"),
+        ("timed", "UNSET"),
+        ("raises", "ERROR"),
+        ("step", "UNSET"),
+    ]
+    tw.trace_launches(False)
+    assert launching(len, "launch", {}) is len
