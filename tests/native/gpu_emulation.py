@@ -1,4 +1,7 @@
-"""Runs the portable GPU kernels on the CPU: their host platform makes every thread of a workgroup a fiber."""
+"""Runs the portable GPU kernels on the CPU: their host platform makes every thread of a workgroup a fiber.
+
+Waves of a workgroup take turns where the seed of a launch is even, and run one after another where it is odd.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from gpu_config import GpuConfig
 from grouping import Units
+from host_order import ordered_platform
 from native_case import Call
 from native_harness import Guarded, ProblemArgs, compile_unit, compiler
 
@@ -66,7 +70,7 @@ class HostUnits(Generic[K]):
         command, self._lanes = compiler(), lanes
 
         def units(wave_size: int) -> Units[K]:
-            flags = (*FLAGS, f"-DTW_HOST_WAVE={wave_size}")
+            flags = (*FLAGS, ordered_platform(folder), f"-DTW_HOST_WAVE={wave_size}")
             return Units(
                 folder, [kernel for kernel in kernels if lanes(kernel) == wave_size], first,
                 lambda source, output: compile_unit(command, source, output, flags),

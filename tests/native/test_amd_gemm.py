@@ -17,7 +17,7 @@ from amd_cases import ALL, ARCHS, COMMON, EPILOGUES, GROUPED, PRODUCTS, drop_sub
 from amd_config import missing_tools
 from grouping import wanted
 from native_case import DTYPES, UNARY, Array, Call, Sizes
-from sampling import partly
+from sampling import covering, partly
 
 from tilewright_emulator import Checks
 
@@ -43,11 +43,43 @@ def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
     return Sizes(**{"m": m, "n": n, "k": k, "batch": int(rng.integers(1, 3)), **pads, **fixed})
 
 
-def run(kernels: AmdKernels, call: Call, order: int = 0) -> None:
-    """``order``: of all workgroups, see ``Checks``; 0: few of them, as they are numbered."""
+def run(kernels: AmdKernels, call: Call, order: int = 0, waves: int = 0) -> None:
+    """``order``: of all workgroups, see ``Checks``; 0: few of them, as they are numbered. ``waves``: the order of
+    waves; with one, memory is weak."""
     drop_subnormals(call)
-    kernels.launch(call, grid=0 if order else int(call.rng.integers(1, 4)), checks=Checks(order=order))
+    checks = Checks(order=order, waves=waves, weak=bool(waves))
+    grid = int(call.rng.integers(1, 4)) if not order or call.config.persistent else 0
+    kernels.launch(call, grid=grid, checks=checks)
     call.check()
+
+
+LOOPS = {
+    [*PRODUCTS][place]
+    for place in covering(
+        [*PRODUCTS.values()],
+        lambda c: {
+            (c.arch, c.pipeline),
+            (c.arch, "split", c.split_k > 1),
+            (c.pipeline, c.epilogue),
+            (c.a, c.wave_size),
+        },
+    )
+}
+"""Products that show every main loop on every arch, with slices of k and without."""
+
+
+@pytest.mark.parametrize("waves", [1, -1, "drawn"])
+@pytest.mark.parametrize("name", [name for name in PRODUCTS if name in LOOPS])
+@pytest.mark.some(2)
+def test_waves_may_come_in_any_order_and_see_stores_late(
+    kernels: AmdKernels, name: str, waves: int | str, rng: np.random.Generator
+) -> None:
+    config = PRODUCTS[name]
+    seed = int(rng.integers(2, 1000)) if isinstance(waves, str) else waves
+    m, n, k = config.tile
+    split = {"split_k": 3} if config.split_k > 1 else {}
+    call = Call(config, [Sizes(m + 3, n - 1, (5 if split else 2) * k + 3)], rng, **split)
+    run(kernels, call, 1 + int(rng.integers(1000)), seed)
 
 
 @pytest.mark.parametrize("name", partly(PRODUCTS, lambda name: shown(PRODUCTS[name])))

@@ -23,7 +23,7 @@ from tilewright_emulator.errors import UnknownInstruction, WaveFault
 from tilewright_emulator.isa.arch import Arch
 from tilewright_emulator.isa.instruction import Instruction, Operand, register_bits
 from tilewright_emulator.isa.registers import Array
-from tilewright_emulator.isa.scopes import reaches_device
+from tilewright_emulator.isa.scopes import passes_through, reaches_device
 from tilewright_emulator.state.waits import Pending, counters_of
 from tilewright_emulator.state.waves import Waves
 
@@ -32,8 +32,8 @@ RAW_CHECK, NO_CHECK = 3, 2  # OOB_SELECT of generations 11 and 12
 
 @dataclass(frozen=True)
 class Place:
-    """The operands that say where: offset register, resource, scalar offset, immediate offset. ``wide``: the access
-    reaches the device."""
+    """The operands that say where: offset register, resource, scalar offset, immediate offset. ``wide``, ``through``:
+    the access reaches the device (scopes.py)."""
 
     vector: Operand
     resource: int
@@ -42,6 +42,7 @@ class Place:
     uses_vector: bool
     arch: Arch
     wide: bool
+    through: bool
 
     @classmethod
     def of(cls, instruction: Instruction, operands: list[Operand], arch: Arch) -> Place:
@@ -50,7 +51,7 @@ class Place:
         vector, resource, scalar = operands
         offset, uses = instruction.number("offset"), "offen" in instruction.modifiers
         wide = reaches_device(instruction, arch, "store" if "_store_" in instruction.name else "load")
-        return cls(vector, resource.index, scalar, offset, uses, arch, wide)
+        return cls(vector, resource.index, scalar, offset, uses, arch, wide, passes_through(instruction, arch))
 
     def is_scratch(self, w: Waves) -> bool:
         """A swizzled resource is private memory of lanes."""
@@ -103,7 +104,7 @@ class Place:
         offsets, size = self.offsets(w), data.shape[1]
         addresses, inside = self.resolve(w, offsets, size)
         if inside.all():
-            return store_bytes(w, addresses, data, self.wide)
+            return store_bytes(w, addresses, data, self.wide, self.through)
         owners = w.owners()
         for at in range(0, size, 4):
             part = min(size - at, 4)

@@ -13,7 +13,7 @@ from tilewright_emulator.errors import LaneFault, OutOfBounds, UnknownInstructio
 from tilewright_emulator.isa.arch import Arch
 from tilewright_emulator.isa.instruction import Instruction, Operand, register_bits
 from tilewright_emulator.isa.registers import M0, Array
-from tilewright_emulator.isa.scopes import reaches_device
+from tilewright_emulator.isa.scopes import passes_through, reaches_device
 from tilewright_emulator.state.run import LdsAccess
 from tilewright_emulator.state.traffic import count_global
 from tilewright_emulator.state.waits import Pending, counters_of
@@ -50,17 +50,25 @@ def load_bytes(w: Waves, addresses: Array, size: int, wide: bool) -> Array:
         count_global(w, addresses, size)
     if w.run.publication is not None and addresses.size == int(w.exec.sum()):
         w.run.publication.loaded(w, addresses, size, wide)
-    return w.run.memory.load(addresses, size)
+    data = w.run.memory.load(addresses, size)
+    if w.run.weak is not None and addresses.size == int(w.exec.sum()):
+        data = w.run.weak.loaded(w, addresses, data, wide)
+    return data
 
 
-def store_bytes(w: Waves, addresses: Array, data: Array, wide: bool) -> Pending:
-    """Active lanes write; the result is to be issued. ``wide``: the store reaches the device."""
+def store_bytes(w: Waves, addresses: Array, data: Array, wide: bool, through: bool) -> Pending:
+    """Active lanes write; the result is to be issued. ``wide``: the store reaches the device by the rules of scopes.py;
+    ``through``: it does so in fact."""
     if w.run.checks.traffic:
         count_global(w, addresses, data.shape[1])
-    w.run.memory.store(addresses, data, w.owners())
-    if w.run.publication is None:
-        return Pending("store")
-    return Pending("store", 0, None, w.run.publication.stored(w, addresses, data.shape[1], wide))
+    run, size = w.run, data.shape[1]
+    arrived = None if run.weak is None else run.weak.storing(w, addresses, size, through)
+    run.memory.store(addresses, data, w.owners())
+    published = None if run.publication is None else run.publication.stored(w, addresses, size, wide)
+    if arrived is None or published is None:
+        return Pending("store", 0, None, arrived or published)
+    both = (arrived, published)
+    return Pending("store", 0, None, lambda waves: [landed(waves) for landed in both])
 
 
 def aperture_of(addresses: Array) -> int | None:
@@ -136,7 +144,7 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
     flat = _space(instruction) == "flat"
     address = global_addresses(printed[0], printed[2] if len(printed) > 2 else None, instruction.number("offset"))
     first, counters = printed[1].index, counters_of(arch, "flat_store" if flat else "store")
-    wide = reaches_device(instruction, arch, "store")
+    wide, through = reaches_device(instruction, arch, "store"), passes_through(instruction, arch)
 
     def step(w: Waves) -> None:
         if not (w.full or w.exec.any()):
@@ -148,7 +156,7 @@ def _store(instruction: Instruction, arch: Arch) -> Step:
                 raise LaneFault(UnknownInstruction, 0, "flat access to scratch")
             lds_store(w, (where & np.uint64(0xFFFFFFFF)).astype(np.int64), data)
         else:
-            pending = store_bytes(w, where, data, wide)
+            pending = store_bytes(w, where, data, wide, through)
         w.issue(counters, pending)
 
     return step

@@ -108,10 +108,11 @@ def _caches(instruction: Instruction, arch: Arch) -> Step:
     counters = counters_of(arch, kind) if waited else ()
 
     def step(w: Waves) -> None:
-        if w.run.publication is not None and back:
-            w.run.publication.wrote_back(w)
-        if w.run.publication is not None and fresh:
-            w.run.publication.invalidated(w)
+        for memory in (w.run.publication, w.run.weak):
+            if memory is not None and back:
+                memory.wrote_back(w)
+            if memory is not None and fresh:
+                memory.invalidated(w)
         w.issue(counters, Pending(kind))
 
     return step

@@ -31,6 +31,11 @@ def reaches_device(instruction: Instruction, arch: Arch, access: Access) -> bool
     return access == "atomic" or ("sc1" if arch.several_l2 else "glc") in modifiers
 
 
+def passes_through(instruction: Instruction, arch: Arch) -> bool:
+    """True if a store by itself goes on to where the whole device finds it, without being written back."""
+    return reaches_device(instruction, arch, "store") or "sc1" in instruction.modifiers
+
+
 def writes_back(instruction: Instruction) -> bool:
     """True if an instruction writes the contents of its L2 cache back to the device."""
     return instruction.name == "buffer_wbl2" and _has_sc1(instruction)

@@ -20,6 +20,7 @@ from tilewright_emulator.memory.lds import Lds
 from tilewright_emulator.state.publication import Publication
 from tilewright_emulator.state.run import Checks, Run, Traffic
 from tilewright_emulator.state.waves import Waves
+from tilewright_emulator.state.weak import WeakMemory
 
 # Where the emulator's own things lie: no process has its heap or its mappings there.
 CODE, KERNARG, PACKET, QUEUE = 0x0E00_0000_0000, 0x0E10_0000_0000, 0x0E20_0000_0000, 0x0E30_0000_0000
@@ -60,6 +61,7 @@ class _Launch:
     checks: Checks
     kernarg: bytes
     publication: Publication | None
+    weak: WeakMemory | None
 
     @property
     def arch(self) -> Arch:
@@ -84,8 +86,9 @@ class _Launch:
         lds = Lds(size, groups, self.checks.lds_races, self.checks.uninitialised_lds)
         slots = np.repeat(np.arange(groups), self.per_group)
         run = Run(
-            self.arch, self.memory, lds, self.checks, slots, self.per_group, numbers, traffic, self.publication, CODE
-        )
+            self.arch, self.memory, lds, self.checks, slots, self.per_group, numbers, traffic, self.publication,
+            self.weak, CODE,
+        )  # fmt: skip
         names = {slot: self.coordinates(number) for slot, number in enumerate(numbers.tolist())}
         Scheduler(self.kernel.program, run, names, executed).start(self._waves(run, names))
 
@@ -227,7 +230,8 @@ def launch(
     memory.forget_owners()
     groups = grid[0] * grid[1] * grid[2]
     publication = Publication(groups) if checks.publication else None
-    made = _Launch(kernel, memory, grid, block, dynamic_lds, checks, kernarg, publication)
+    weak = WeakMemory() if checks.weak else None
+    made = _Launch(kernel, memory, grid, block, dynamic_lds, checks, kernarg, publication, weak)
     executed, traffic = [0] * (len(kernel.program.steps)), Traffic()
     together = max(1, LOCKSTEP // made.per_group)
     try:

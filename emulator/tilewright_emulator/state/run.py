@@ -11,13 +11,16 @@ from tilewright_emulator.isa.registers import Array
 from tilewright_emulator.memory.allocations import Memory
 from tilewright_emulator.memory.lds import EPOCH, Lds
 from tilewright_emulator.state.publication import Publication
+from tilewright_emulator.state.weak import WeakMemory
 
 
 @dataclass(frozen=True)
 class Checks:
     """Errors that a launch looks for. ``publication``: see publication.py. ``instruction_limit``: instructions of one
     wave. ``traffic``: count LDS bank conflicts and memory transactions (slow). ``order``: of workgroups, and of their
-    atomics: 0 as they are numbered, -1 backwards, else any that this seed gives."""
+    atomics: 0 as they are numbered, -1 backwards, else any that this seed gives. ``waves``: how those of a workgroup
+    run: 0 in lock-step, 1 and -1 one after the other from barrier to barrier (-1: the last one first), else all waves
+    of some workgroups in turns that this seed gives. ``weak``: see weak.py."""
 
     lds_races: bool = True
     uninitialised_lds: bool = True
@@ -28,6 +31,8 @@ class Checks:
     traffic: bool = False
     instruction_limit: int = 20_000_000
     order: int = 0
+    waves: int = 0
+    weak: bool = False
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Run:
     numbers: Array = field(default_factory=lambda: np.arange(0))
     traffic: Traffic = field(default_factory=Traffic)
     publication: Publication | None = None
+    weak: WeakMemory | None = None
     code_base: int = 0
     clock: int = 0
 
