@@ -90,6 +90,8 @@ class FakeEngine:
         self.copied = 0
         self.statistics: Any = SimpleNamespace(copied=self._count)
         self.operations: Any = {"copy": None}
+        self.plugins: Any = SimpleNamespace(finish=lambda: None)
+        self.strategies: Any = {}
         self.device = device or FakeDevice()
         self.devices: Any = SimpleNamespace(
             default=self.device.info.id, get=self._device, infos=lambda: (self.device.info,), opened=dict

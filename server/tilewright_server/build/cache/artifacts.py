@@ -8,8 +8,10 @@ reader finds wrong makes a miss and moves the entry to ``quarantine/``.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
 import os
 import secrets
 import time
@@ -25,7 +27,9 @@ from tilewright_server.build.cache.files import Files, Lock, io_error
 from tilewright_server.build.cache.private_folder import require_private
 from tilewright_server.build.toolchains.toolchain import Toolchain
 
-__all__ = ["META", "Artifact", "ArtifactCache", "ArtifactMeta", "CacheCounters", "artifact_key"]
+__all__ = ["META", "META_LIMIT", "Artifact", "ArtifactCache", "ArtifactMeta", "CacheCounters", "artifact_key"]
+
+log = logging.getLogger("tilewright.cache")
 
 FORMAT = 1
 META = "meta.json"
@@ -33,6 +37,7 @@ LOG = "log.txt"
 _QUARANTINE_LIMIT = 16
 _CONDEMNED_LIMIT = 4096
 _TOUCH_AFTER_S = 60.0
+META_LIMIT = 1 << 20
 
 
 def artifact_key(unit: SourceUnit, arch: ArchSpec, toolchain: Toolchain) -> str:
@@ -156,10 +161,9 @@ class ArtifactCache:
         self._locks = self.root / "locks"
         self._condemned: set[str] = set()
         try:
-            for folder in (self.objects, self._quarantine, self._staging, self._locks, self.scratch):
-                if not folder.is_dir():
-                    with suppress(FileExistsError):
-                        self.files.make_dir(folder)
+            for folder in (self._quarantine, self.objects, self._staging, self._locks, self.scratch):
+                self._make_folder(folder)
+                require_private(folder)  # where it is a link, too
         except OSError as error:
             raise io_error(error, "creating its folders") from error
         self._remove_stale_staging()
@@ -218,14 +222,18 @@ class ArtifactCache:
 
     def _damage(self, folder: Path, key: str) -> tuple[ArtifactMeta | None, str]:
         try:
-            meta = ArtifactMeta.from_json((folder / META).read_bytes())
-            data = (folder / meta.binary).read_bytes()
+            meta = ArtifactMeta.from_json(self.files.read(folder / META, META_LIMIT))
+            data = self.files.read(folder / meta.binary, meta.binary_bytes)
         except FileNotFoundError as error:
             return None, f"{Path(str(error.filename)).name} is missing"
         except (NotADirectoryError, IsADirectoryError):
             return None, "files and folders in each other's places"
         except (ValueError, TypeError) as error:
             return None, f"{META}: {error}"
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None, "a link that leads to itself"
         if meta.key != key:
             return None, "it belongs to another key"
         if len(data) != meta.binary_bytes or hashlib.sha256(data).hexdigest() != meta.binary_sha256:
@@ -270,9 +278,7 @@ class ArtifactCache:
             self.files.write(entry / LOG, log.encode("utf-8", "replace"))
             self.files.write(entry / META, meta.to_json())
             self.files.sync(entry)
-            if not target.parent.is_dir():
-                with suppress(FileExistsError):
-                    self.files.make_dir(target.parent)
+            self._make_folder(target.parent)
             try:
                 self.files.rename(entry, target)
             except OSError:
@@ -357,6 +363,16 @@ class ArtifactCache:
                 self.files.remove_tree(old)
             else:
                 old.unlink(missing_ok=True)
+
+    def _make_folder(self, path: Path) -> None:
+        """Have a folder there. What else has its name is moved aside: a file, a pipe, or a link to none."""
+        if path.is_dir():
+            return
+        if path.is_symlink() or path.exists():
+            log.warning("%s is no folder, and was moved aside", path)
+            self.files.rename(path, self.root / f"{path.name}.aside-{secrets.token_hex(4)}")
+        with suppress(FileExistsError):
+            self.files.make_dir(path)
 
     def _remove_stale_staging(self) -> None:
         with suppress(OSError), self.files.wait_lock(self._staging / ".lock", exclusive=True):

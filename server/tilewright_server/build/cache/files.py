@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 from pathlib import Path
 from types import TracebackType
 
@@ -101,6 +102,20 @@ class Files:
         finally:
             os.close(fd)
 
+    def read(self, path: Path, limit: int) -> bytes:
+        """All of a file. Raises ``ValueError`` for anything else, or beyond ``limit`` bytes."""
+        # Whoever opens a pipe waits for its other end, unless he says not to.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("not a file")
+            if status.st_size > limit:
+                raise ValueError(f"{status.st_size} bytes, more than {limit}")
+            return file.read(limit + 1)
+
     def sync(self, path: Path) -> None:
         """Have a file or a directory on the disk when this returns."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -117,12 +132,16 @@ class Files:
         shutil.rmtree(path, ignore_errors=True)
 
     def lock_entry(self, path: Path, *, exclusive: bool) -> Lock | None:
-        """Lock an existing file or directory; None if it is not there, was replaced meanwhile, or is locked by others
-        in a conflicting way.
+        """Lock an existing file or directory; None if it, or a folder before it, is not there, was replaced meanwhile,
+        or is locked by others in a conflicting way.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:  # a link, where it is no folder, or before it
+                raise
             return None
         lock = Lock(fd)
         if not self._try(fd, exclusive) or not self.still_there(fd, path):

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import InvalidArgumentError
-from tilewright_server.build.cache.artifacts import LOG, META, ArtifactCache, ArtifactMeta
+from tilewright_server.build.cache.artifacts import LOG, META, META_LIMIT, ArtifactCache, ArtifactMeta
 from tilewright_server.build.cache.files import io_error
 from tilewright_server.protocol.signatures import check_signature
 
@@ -203,7 +203,7 @@ def _entry(cache: ArtifactCache, key: str) -> Entry | None:
     except OSError:  # evicted or moved meanwhile
         return None
     try:
-        meta: ArtifactMeta | None = ArtifactMeta.from_json((folder / META).read_bytes())
+        meta: ArtifactMeta | None = ArtifactMeta.from_json(cache.files.read(folder / META, META_LIMIT))
     except (OSError, ValueError, TypeError):
         meta = None
     return Entry(key, nbytes, used, meta)

@@ -132,8 +132,8 @@ class RegisteredKernels:
 
     def _parsed(self, path: Path) -> KernelConfig | None:
         try:
-            if path.stat().st_size > _MAX_FILE:
-                raise ValueError("too large")
+            if not path.is_file() or path.stat().st_size > _MAX_FILE:  # who reads a pipe waits for who writes
+                raise ValueError("no file, or too large")
             record = json.loads(path.read_text("utf-8"))
             operation = self._operations.get(record["operation"])
             if operation is None:  # its plugin is not loaded
