@@ -328,7 +328,7 @@ class Application:
             self._say_ready()
             manager.tell("READY=1", "STATUS=serving at " + " ".join(self.addresses))
             self.inherited.say_ready()
-            load_the_rest(self.engine)
+            load_the_rest(self.engine, collecting_later)
             succession = Succession(self._shared, partial(self._succeeded, manager))
             while (number := signals.get()) in OTHERS:
                 if number == signal.SIGUSR2:

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,30 @@ def test_what_a_start_took_and_freed_is_given_back() -> None:
 def test_the_end_of_a_heap_is_given_back_even_after_a_large_block() -> None:
     assert left_mib("free", "untouched", 1 << 20, 40, 41) > 16
     assert left_mib("bound", "untouched", 1 << 20, 40, 41) < 16
+
+
+LOADED = textwrap.dedent("""
+    import gc, signal, sys, threading, time
+    from tilewright_server.app import Application
+    from tilewright_server.settings import load
+
+    def look():
+        while not any(item.name == "plugins" for item in threading.enumerate()):
+            time.sleep(0.001)
+        before = gc.get_freeze_count()
+        next(item for item in threading.enumerate() if item.name == "plugins").join()
+        print(before, gc.get_freeze_count(), gc.isenabled(), "tilewright_gemm.plugin" in sys.modules, flush=True)
+        signal.raise_signal(signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+    Application(load({"listen": [f"unix:{sys.argv[1]}/s"], "cache_dir": sys.argv[1]})).run()
+""")
+
+
+def test_collections_do_not_visit_what_is_imported_after_the_start(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, str(tmp_path)], check=True, capture_output=True, text=True, timeout=120
+    )
+    before, after, collecting, loaded = done.stdout.split()[-4:]
+    assert (collecting, loaded) == ("True", "True")
+    assert int(after) > int(before) + 10_000

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from tilewright_kit.selection.measured import Measured
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
@@ -44,20 +44,22 @@ def make_ready(settings: Settings, engine: Engine, wanted: Callable[[], bool]) -
     log.info("warm start: %d plans ready, %d not, %.1f s", ready, missed, time.monotonic() - begun)
 
 
-def load_the_rest(engine: Engine) -> None:
+def load_the_rest(engine: Engine, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
     """Import in the background what a server is ready without: plugins that were only announced, and their models.
     Requests that come earlier, and all of them where there is no thread, load what they need themselves.
+    ``meanwhile`` is entered for as long as it takes.
     """
-    with contextlib.suppress(RuntimeError):
-        threading.Thread(target=_load, args=(engine,), name="plugins", daemon=True).start()
+    with suppress(RuntimeError):
+        threading.Thread(target=_load, args=(engine, meanwhile), name="plugins", daemon=True).start()
 
 
-def _load(engine: Engine) -> None:
+def _load(engine: Engine, meanwhile: Callable[[], AbstractContextManager[None]]) -> None:
     try:
-        engine.plugins.finish()
-        for strategy in engine.strategies.values():
-            if isinstance(strategy, Measured):
-                strategy.prepare()
+        with meanwhile():
+            engine.plugins.finish()
+            for strategy in engine.strategies.values():
+                if isinstance(strategy, Measured):
+                    strategy.prepare()
     except Exception:  # a request that needs it meets the same error
         log.exception("what requests need could not be loaded in advance")
     trim_heap()  # what imports took, a tenth of an idle server
