@@ -82,6 +82,9 @@ def test_a_built_configuration_has_a_name_that_run_explain_show_and_list_know(cl
     assert cli("kernels", "show", NAME, "--json", "--target", target).json["kernel"]["built"] is True
     listed = cli("kernels", "list", "--set", "registered", "--json", "--target", target).json
     assert NAME in [item["name"] for item in listed if item["registered"]]
+    assert cli("kernels", "unregister", NAME, "--target", target).code == 0
+    gone = cli("run", "gemm", 70, 50, 40, "--kernel", NAME, "--repeat", 1, "--target", target)
+    assert (gone.code, "not_found" in gone.err) == (2, True)  # though it had a plan
 
 
 def test_what_is_exported_can_be_imported_and_unregistered(cli, target, own, tmp_path):

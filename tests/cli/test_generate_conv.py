@@ -133,6 +133,8 @@ def test_sizes_describe_a_kernel_of_their_own(cli, tmp_path):
         (("--preselected", "tiny", "--tile-config-json", '{"tile_m": [64]}'), "generate_sources"),
         (("--tile-config-json", '{"tile_m": [64]}', "--rule-set", "tiny"), "generate_sources"),
         (("--operation", "attention", "--variants", "multi_d"), "generate_options"),
+        (("--variants", "bwd_data"), "fix:   use --variant bwd_data"),
+        (("--config", "nowhere.json"), "fix:   give a JSON file, JSON text, or - for standard input"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(options, rule, cli):

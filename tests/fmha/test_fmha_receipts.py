@@ -47,7 +47,7 @@ def test_unknown_lists_are_not_found() -> None:
         ("ck_default", [{"dtype": D.BF16}, {"dtype": D.FP8BF16}], [{"dtype": D.FP32}]),
         (
             "flash_fwd",
-            [{}, {"bias": BiasKind.ALIBI}, {"softcap": True}],
+            [{}, {"bias": BiasKind.ALIBI}, {"softcap": True}, {"family": Family.APPENDKV}],
             [
                 {"dtype": D.FP32},
                 {"bias": BiasKind.ELEMENTWISE},
@@ -59,8 +59,13 @@ def test_unknown_lists_are_not_found() -> None:
         ("flash_bwd", [{"family": Family.DQ_DK_DV}], [{}, {"family": Family.DQ_DK_DV, "dtype": D.FP32}]),
         (
             "pytorch",
-            [{}, {"bias": BiasKind.ELEMENTWISE}, {"family": Family.DQ_DK_DV}],
-            [{"bias": BiasKind.ALIBI}, {"softcap": True}, {"v_layout": VLayout.VC}, {"family": Family.APPENDKV}],
+            [{}, {"bias": BiasKind.ELEMENTWISE}, {"family": Family.DQ_DK_DV}, {"family": Family.APPENDKV}],
+            [
+                {"bias": BiasKind.ALIBI},
+                {"softcap": True},
+                {"v_layout": VLayout.VC},
+                {"family": Family.APPENDKV, "dtype": D.FP32},
+            ],
         ),
         (
             "aiter_batch",
@@ -139,4 +144,4 @@ def test_lists_and_the_default_set_have_every_family_on_every_gpu(name: str) -> 
     for kernels in ("default", "essential"):
         found = {config.family for sets in KERNEL_SETS.values() for config in sets[kernels].expand(arch, RULES)}
         assert found == set(Family), kernels
-    assert select_set(arch, receipt=0, family="fwd_appendkv")
+    assert all(select_set(arch, receipt=number, family="fwd_appendkv") for number in (0, 2, 4))

@@ -337,7 +337,11 @@ class Engine:
     def unregister(self, operation: str, name: str, session: bytes, *, shared: bool) -> None:
         """Forget a registered kernel: the session's own, or else (if it may) a shared one. Raises ``NotFoundError``."""
         for each in [operation] if operation else list(self.operations):
+            known = self.registered.find(self.catalogs.operation(each).name, name)
             if self.registered.remove(self.catalogs.operation(each).name, name, session, shared=shared):
+                if known is not None:
+                    self._store.forget(known)
+                    self._planner.unnamed(known.name)
                 return
         raise NotFoundError(
             "there is no registered kernel of that name",

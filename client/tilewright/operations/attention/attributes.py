@@ -236,7 +236,12 @@ def block_words(given: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes of scales by blocks. Raises ``InvalidArgumentError`` for blocks of scales that are not there."""
     for field, scales in (("scale_block_q", ("q_descale",)), ("scale_block_k", ("k_descale", "v_descale"))):
         if given[field] is not None and all(given[name] is None for name in scales):
-            raise no_effect(field, given[field], "there are no scales", f"give {' or '.join(scales)} as well")
+            raise no_effect(
+                field,
+                given[field],
+                "there are no scales",
+                f"leave it out, or give {' or '.join(scales)} of fp8 operands",
+            )
     return {name: given[name] for name in ("qscale", "scale_block_q", "scale_block_k", "num_splits")}
 
 

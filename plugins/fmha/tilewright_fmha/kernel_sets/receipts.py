@@ -13,6 +13,7 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.vocabulary import (
     ATTENTION,
     ATTENTION_BACKWARD,
+    KV_APPEND,
     OPERATIONS,
     BiasKind,
     FmhaDType,
@@ -74,14 +75,14 @@ RECEIPTS: Mapping[int, Receipt] = {
         Receipt(
             2,
             "flash_fwd",
-            _FORWARD,
+            (ATTENTION, KV_APPEND),
             {"dtype": _HALF, **_FLASH_BIAS, **_NOTHING_SCALED, **_NO_SKIP, "sink": (False,)},
         ),
         Receipt(3, "flash_bwd", _BACKWARD, {"dtype": _HALF, **_FLASH_BIAS}),
         Receipt(
             4,
             "pytorch",
-            (ATTENTION, ATTENTION_BACKWARD),
+            OPERATIONS,
             {
                 "dtype": _HALF,
                 "bias": (BiasKind.NONE, BiasKind.ELEMENTWISE),

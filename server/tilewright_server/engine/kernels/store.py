@@ -95,6 +95,11 @@ class KernelStore:
             self._named.put((config.operation, config.name), config)
             self._named.put((config.operation, alias_of(config.name)), config)
 
+    def forget(self, config: KernelConfig) -> None:
+        """Know this one by name no more, unless a set declares it."""
+        for name in (config.name, alias_of(config.name)):
+            self._named.discard((config.operation, name))
+
     def named(self, operation: str, name: str) -> KernelConfig | None:
         """A configuration that was remembered, by its name or alias."""
         return self._named.get((operation, name))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from tilewright_kit.config.kernel_config import KernelConfig
+from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import OperationRequest, Problem
@@ -32,7 +33,7 @@ from tilewright_server.engine.planning.assembler import Assembler
 from tilewright_server.engine.planning.given_config import given_config
 from tilewright_server.engine.planning.plan_cache_entry import Choice, Entry, Question
 from tilewright_server.engine.planning.quarantine import Quarantine, refusal
-from tilewright_server.engine.planning.request_key import request_bytes, request_key
+from tilewright_server.engine.planning.request_key import names_kernel, request_bytes, request_key
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Selection
 
@@ -161,6 +162,12 @@ class Planner:
         """Forget all plans; sessions keep theirs."""
         for memory in (self._requests, self._entries, self._refused):
             memory.clear()
+
+    def unnamed(self, kernel: str) -> None:
+        """Forget the plans for requests that name a kernel which has no name any more; sessions keep theirs."""
+        names = (kernel, alias_of(kernel))
+        self._requests.discard_if(lambda key, _: names_kernel(key) in names)
+        self._entries.discard_if(lambda key, _: key[4] in names)
 
     def lost(self, device: str) -> None:
         """Forget the plans of a device that was lost; it may come back with fewer kernels."""

@@ -6,7 +6,7 @@ from tilewright_kit.contract.problem import OperationRequest
 from tilewright_server.engine.planning.plan_cache_entry import OPERAND_BYTES
 from tilewright_server.engine.types import Selection
 
-__all__ = ["request_bytes", "request_key"]
+__all__ = ["names_kernel", "request_bytes", "request_key"]
 
 
 def request_key(request: OperationRequest, selection: Selection) -> tuple[object, ...]:
@@ -25,6 +25,11 @@ def request_key(request: OperationRequest, selection: Selection) -> tuple[object
         selection.config,
         selection.device,
     )
+
+
+def names_kernel(key: tuple[object, ...]) -> object:
+    """The kernel that the request of a key names."""
+    return key[5]
 
 
 def request_bytes(request: OperationRequest) -> int:

@@ -52,7 +52,7 @@ def _options(
         ),
     ] = "",
     datatype: Annotated[
-        str, typer.Option("--datatype", "-d", help="Only kernels of this element type of the first input.")
+        str, typer.Option("--datatype", "--dtype", "-d", help="Only kernels of this element type of the first input.")
     ] = "",
     layout: Annotated[str, typer.Option(help="Only this layout, in the operation's words: rcr, nhwgc, ...")] = "",
     gpu_target: Annotated[
@@ -65,8 +65,8 @@ def _options(
         str, typer.Option("--preselected", help="Kernel set. Default: the operation's `default`.")
     ] = "",
     config: Annotated[
-        Path | None, typer.Option("--config", help="JSON file of lists to combine: tile_config, trait_config, ...")
-    ] = None,
+        str, typer.Option("--config", help="JSON file, or text, of lists to combine: tile_config, trait_config, ...")
+    ] = "",
     tile_config_json: Annotated[
         str, typer.Option("--tile-config-json", help="The same as text, flat or in sections.")
     ] = "",
@@ -120,7 +120,7 @@ def _run(
     gpu_target: str,
     variants: list[str],
     preselected: str,
-    config: Path | None,
+    config: str,
     tile_config_json: str,
     kernel_set: str,
     limit: int,
@@ -143,7 +143,7 @@ def _run(
     _check_sources(said, options)
     _check_variants(found, variants)
     narrow = {"datatype": datatype, "layout": layout}
-    lists = _read_lists(config, tile_config_json) if config is not None or tile_config_json else {}
+    lists = _read_lists(config or tile_config_json) if config or tile_config_json else {}
 
     def matching(where: ArchSpec) -> Iterator[KernelConfig]:
         if not said and (options or isinstance(found, GeneratesSets)):
@@ -216,7 +216,8 @@ def _check_sources(said: Sequence[str], options: Mapping[str, Any]) -> None:
 
 
 def _check_variants(operation: Operation[Any, Any], variants: Sequence[str]) -> None:
-    """Raise ``InvalidArgumentError`` where kernels are of no kinds."""
+    """Raise ``InvalidArgumentError`` where kernels are of no kinds, and for words that mean another operation."""
+    from tilewright_kit.contract.abilities import HasVariants
     from tilewright_kit.types.errors import InvalidArgumentError
 
     if variants and not hasattr(operation.config_type, "variant"):
@@ -227,6 +228,16 @@ def _check_variants(operation: Operation[Any, Any], variants: Sequence[str]) -> 
             rule="generate_options",
             fix="leave --variants out; --variant names a direction or family",
         )
+    directions = operation.variants if isinstance(operation, HasVariants) else {}
+    for word in variants:
+        if directions.get(word, operation.name) != operation.name:
+            raise InvalidArgumentError(
+                f"{word} is a direction of its own, not a kind of kernel of {operation.name}",
+                field="variants",
+                value=word,
+                rule="variant_operation",
+                fix=f"use --variant {word}",
+            )
 
 
 def _explain_none(matching: Callable[[ArchSpec], Iterator[KernelConfig]], arch: ArchSpec) -> None:
@@ -342,20 +353,12 @@ def _declared(operation: Operation[Any, Any], arch: ArchSpec, name: str) -> Iter
     return found
 
 
-def _read_lists(path: Path | None, text: str) -> dict[str, list[Any]]:
+def _read_lists(text: str) -> dict[str, list[Any]]:
     """Field to values, from a file or a text; sections are joined, single values become lists."""
     from tilewright_kit.types.errors import InvalidArgumentError
+    from tilewright_tools.cli.problems.config_file import read_json
 
-    try:
-        record = json.loads(text or (path.read_text() if path else "{}"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise InvalidArgumentError(
-            f"the configuration cannot be read: {error}",
-            field="config",
-            value=str(path or text),
-            rule="json",
-            fix="give a JSON object of fields and values",
-        ) from error
+    record = read_json(text)
     if not isinstance(record, dict):
         raise InvalidArgumentError(
             "the configuration must be a JSON object",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright_tools.cli.problems.loading import Loaded
 
-__all__ = ["configuration", "configurations", "fields_of", "read_config"]
+__all__ = ["configuration", "configurations", "fields_of", "read_config", "read_json"]
 
 
 def read_config(text: str) -> dict[str, Any]:
     """A configuration from a file, from standard input (``-``) or from the text itself."""
-    record = _read(text)
+    record = read_json(text)
     if not isinstance(record, dict):
         raise _refused(
             "a configuration is a JSON object",
@@ -42,7 +42,7 @@ def configurations(text: str, operation: str) -> list[tuple[str, dict[str, Any],
     """
     from tilewright_kit.types.errors import InvalidArgumentError
 
-    record = _read(text)
+    record = read_json(text)
     if isinstance(record, dict):
         entries = record["kernels"] if isinstance(record.get("kernels"), list) else [record]
     else:
@@ -90,7 +90,8 @@ def _read_record(record: dict[str, Any], operation: str) -> tuple[str, dict[str,
     return config.operation, config.to_dict()
 
 
-def _read(text: str) -> Any:
+def read_json(text: str) -> Any:
+    """Content of a JSON file, JSON text, or standard input (``-``). Raises ``InvalidArgumentError``."""
     try:
         if text == "-":
             content = sys.stdin.read()
