@@ -128,15 +128,17 @@ class LogHandler(logging.Handler):
                 self._changed.wait_for(lambda: bool(self._lines))
                 lines = list(self._lines)
                 self._lines.clear()
-                if self._dropped:
-                    lines.append(f"({self._dropped} lines of the log were dropped: nobody read them in time)")
-                    self._dropped = 0
+                dropped, self._dropped = self._dropped, 0
                 self._writing = True
+            count = len(lines) + dropped
+            if dropped:
+                lines.append(f"({dropped} lines of the log were dropped: they could not be written in time)")
             try:
                 self._stream.write("\n".join(lines) + "\n")
                 self._stream.flush()
             except (OSError, ValueError):  # a full disk, or a reader that has gone
-                continue
+                with self._changed:
+                    self._dropped += count
 
 
 def set_up(level: str, form: str, stream: TextIO | None = None) -> None:
