@@ -82,3 +82,4 @@ def test_a_server_serves_whose_audit_log_is_on_a_full_disk(tmp_path: Path) -> No
             with Client(server.addresses[0]) as client:
                 client.copy(inline(bytes(64)))
         assert server.stop() == 0
+        assert "Traceback" not in server.log()
