@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC
 from gemm_runner import Array, Runner, draw
 from hip_runner import HipRunner
 from hip_units import HAVE_HIP, WITHOUT_HIP
@@ -30,9 +32,12 @@ from tilewright_gemm.vocabulary import ScaleA, ScaleB
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.tiles.footprint.workgroup import threads_of
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
+from tilewright_native import include_dir
+from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain, resources_of
 
 GEMM = GemmOperation()
 of = TensorDesc.of
@@ -52,6 +57,18 @@ def asked(
         **more.pop("inputs", {}),
     }
     return OperationRequest("gemm", inputs, {}, {"b_format": "int4_128", "out_dtype": "fp32", **more})
+
+
+def aligned(m: int, n: int, k: int, *args: Any, **more: Any) -> OperationRequest:
+    """The same with lines of A and columns of B that begin at multiples of 16 bytes."""
+    line, column = -(-k // 16) * 16, -(-k // 32) * 16
+    request = asked(m, n, k, *args, **more)
+    a = of(request.inputs["a"].dtype, (m, k), (line, 1))
+    inputs = {**request.inputs, "a": a, "b": of("int8", (-(-k // 2), n), (1, column))}
+    return dataclasses.replace(request, inputs=inputs)
+
+
+RING: dict[str, Any] = {"pipeline": "compv4", "tile": (32, 32, 128), "stages": 3}
 
 
 def drawn(problem: GemmProblem, seed: int = 7) -> dict[str, Array]:
@@ -289,10 +306,15 @@ def portable(problem: GemmProblem, **fields: Any) -> GemmConfig:
         (asked(45, 150, 301), {}),
         (asked(33, 70, 300, "fp16", "fp32", "c", zeros=False), {"tile": (32, 64, 128)}),
         (asked(1, 40, 520, "int8", "bf16"), {"split_k": 3, "persistent": True}),
+        (aligned(45, 150, 301), RING),
+        (aligned(33, 70, 384, "fp16", "fp32", zeros=False), {**RING, "tile": (32, 64, 256)}),
+        (aligned(5, 40, 700, "int8"),
+         {**RING, "split_k": 3, "persistent": True, "tile": (16, 64, 128), "wave": (1, 4, 1)}),
+        (aligned(20, 72, 300, "fp8", "bf16"), {**RING, "tile": (32, 64, 256)}),
         (asked(20, 130, 129, "fp8", out_dtype="bf16", unary="Relu",
                inputs={"bias": of("fp32", (130,)), "scale_a": of("fp32", (20, 1)), "d[0]": of("fp16", (20, 130))}), {}),
     ],
-    ids=["bf16", "fp16", "slices", "steps"],
+    ids=["bf16", "fp16", "slices", "ring-bf16", "ring-fp16", "ring-slices", "ring-fp8", "steps"],
 )  # fmt: skip
 def test_portable_gpu_kernels_unpack_and_scale_every_group(
     request_: OperationRequest, fields: dict[str, Any], emulated: Emulated
@@ -305,6 +327,25 @@ def test_portable_gpu_kernels_unpack_and_scale_every_group(
     inputs = drawn(problem)
     memory = emulated.run(GEMM.plan(problem, config, hopper), inputs, hopper)
     compared(problem, inputs, {name: item.view for name, item in memory.items()}, config.name)
+
+
+@pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
+@pytest.mark.parametrize("a", ["bf16", *(pytest.param(a, marks=pytest.mark.extended) for a in ("fp16", "fp8", "int8"))])
+def test_what_is_chosen_compiles_without_spills(a: str, tmp_path: Path) -> None:
+    """The kernels that planning takes first, for one row, some and many."""
+    arch = tilewright_arch.load("sm_90a")
+    device, toolchain = device_of(arch), NvrtcToolchain([include_dir()])
+    try:
+        for m in (1, 64, 2048):
+            problem = GEMM.parse(aligned(m, 4096, 4096, a, out_dtype="bf16"))
+            found = GEMM.candidates(problem, device)
+            best = min(found, key=lambda config: GEMM.predict(problem, config, device).seconds)
+            assert best.pipeline == "compv4"
+            (resources,) = resources_of(toolchain.compile(GEMM.generate(best, arch), tmp_path, arch).log)
+            assert resources.spill_bytes == 0
+            assert resources.registers <= arch.registers_per_thread(threads_of(best, arch))
+    finally:
+        toolchain.close()
 
 
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)

@@ -8,7 +8,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.config.int4 import scale_struct
+from tilewright_gemm.config.int4 import INT4_RING, scale_struct
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.pipelines.records import pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -89,6 +89,12 @@ def config_struct(config: GemmConfig, arch: ArchSpec) -> str:
     return _template(_GPU_CONFIG).substitute(_gpu_constants(config, arch)).rstrip("\n")
 
 
+def _header(config: GemmConfig) -> str:
+    if config.int4:
+        return "int4_ring" if config.pipeline == INT4_RING else "int4"
+    return "scaled" if config.block_scaled else "gemm"
+
+
 def _kernel(config: GemmConfig) -> str:
     """The configuration that a kernel is made of, of the struct ``Config`` of its unit."""
     if config.int4:
@@ -115,7 +121,7 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "d": ", ".join(f"tw::{item}" for item in config.d),
         "a_col": config.layout[0] == "c",
         "b_col": config.layout[1] == "c",
-        "header": "int4" if config.int4 else "scaled" if config.block_scaled else "gemm",
+        "header": _header(config),
     }
     for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
         values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}

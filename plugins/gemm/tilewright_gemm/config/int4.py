@@ -25,6 +25,8 @@ from tilewright_kit.types.dtypes import DType
 __all__ = [
     "DTYPES",
     "GROUP_K",
+    "INT4_PIPELINE",
+    "INT4_RING",
     "MIDDLE",
     "SCALE_DTYPES",
     "group_shape",
@@ -43,6 +45,11 @@ MIDDLE = 8
 DTYPES = (DType.FP16, DType.BF16, DType.FP8, DType.INT8)
 """Element types of A. All hold the integers from -15 to 15 exactly."""
 SCALE_DTYPES = (DType.FP32, DType.FP16, DType.BF16)
+
+INT4_PIPELINE, INT4_RING = "compv3", "compv4"
+"""Pipelines: values are unpacked on their way through registers to shared memory; or, on CUDA devices, from a ring of
+packed bytes in shared memory to the registers that multiply them.
+"""
 
 _KINDS: dict[tuple[DType, bool], ScaleB] = {
     (DType.FP32, False): ScaleB.INT4_FP32,

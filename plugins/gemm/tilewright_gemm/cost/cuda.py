@@ -141,6 +141,7 @@ def _loads(
     """Seconds that operands take from L2 to the units, and from memory."""
     arch = device.arch
     rates, size = arch.throughput, problem.dtype_a.bytes
+    size_b = 0.5 if problem.int4 else size
     clock = clock_of(arch)
     near = far = 0.0
     for m, n, k, count in shapes:
@@ -148,8 +149,8 @@ def _loads(
         # A cluster fetches once what its workgroups share.
         a = m * k * ceil_div(tiles_n, config.cluster[1])
         b = n * k * ceil_div(tiles_m, config.cluster[0])
-        near += (a + b) * size * count
-        far += ((m + n) * k * size + m * n * problem.dtype_c.bytes) * count
+        near += (a * size + b * size_b) * count
+        far += ((m * size + n * size_b) * k + m * n * problem.dtype_c.bytes) * count
     flight = stages_of(config, arch) * (config.tile[0] + config.tile[1]) * config.tile[2] * size
     per_unit = min(L2_BYTES_PER_CYCLE * clock, flight / LOAD_SECONDS)
     l2 = near / max(min(per_unit * active, (rates.l2_bytes_per_second or 1e13) * L2_SHARE), 1.0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tilewright_gemm.candidates.int4 import RING_TILES
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.config.int4 import DTYPES
+from tilewright_gemm.config.int4 import DTYPES, GROUP_K, INT4_RING
 from tilewright_gemm.vocabulary import Epilogue, ScaleB
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
@@ -31,6 +32,11 @@ def _declarations() -> Iterator[Declaration[GemmConfig]]:
             yield declare(
                 GemmConfig, **fields, tile=(*tile, 64), wave=(*wave, 1), warp_tile=(16, 8, 32 // dtype.bytes)
             ).for_kinds("cuda")
+        for tile, wave in RING_TILES:
+            yield declare(
+                GemmConfig, **(fields | {"layout": "rcr", "pipeline": INT4_RING}), tile=(*tile, GROUP_K),
+                wave=(*wave, 1), warp_tile=(16, 8, 32 // dtype.bytes), stages=2,
+            ).for_kinds("cuda")  # fmt: skip
         depths = (16, 32) if dtype in (DType.FP8, DType.INT8) else (16,)
         for depth in depths:
             yield declare(

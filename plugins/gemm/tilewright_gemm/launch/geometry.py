@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.int4 import INT4_RING
 from tilewright_gemm.launch.kernel_args import operand_rows, problem_row
 from tilewright_gemm.problem.problem import GemmProblem, Product, View
 from tilewright_gemm.vocabulary import Epilogue, Reduction
@@ -38,7 +39,7 @@ __all__ = ["Matrix", "alignments", "gpu_parts", "grid_of", "matrices", "store_bo
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
 PACKED_ALIGNMENT = 16
-"""Bytes: alignment of a packed B."""
+"""Bytes: alignment of a packed B, and of what is copied to a ring of packed weights."""
 _STORE_ROWS = 64
 """Rows of C that one copy stores, in the orientation in which rows are the instruction's fixed side."""
 
@@ -108,6 +109,9 @@ def alignments(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> dict
     wanted = {operand.name: operand.desc.dtype.bytes for operand in problem.operands}
     if problem.packing:
         wanted |= {product.b.operand: PACKED_ALIGNMENT for product in problem.products}
+    if problem.int4 and config.pipeline == INT4_RING:
+        read = [view for product in problem.products for view in (product.a, product.b)]
+        wanted |= {view.operand: PACKED_ALIGNMENT for view in read}
     copies = arch.bulk_copy if is_specialised(config, arch) else None
     for product in problem.products if copies else ():
         stored = (product.out,) if config.epilogue is Epilogue.CSHUFFLE else ()

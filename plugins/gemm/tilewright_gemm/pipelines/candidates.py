@@ -7,8 +7,9 @@ from typing import Any
 
 from tilewright_gemm.candidates.applicability import gpu_mismatches, signature_mismatches
 from tilewright_gemm.candidates.block_scaled import block_scaled
-from tilewright_gemm.candidates.int4 import with_int4
+from tilewright_gemm.candidates.int4 import int4_mismatches, with_int4
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.int4 import INT4_RING
 from tilewright_gemm.pipelines.records import PIPELINES, pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.problem.problem import GemmProblem
@@ -70,7 +71,7 @@ def _algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig
         if record.drives(device.arch) and record.reaches(problem, device.arch):
             found = record.algorithms(problem, device, few)
             if problem.int4:
-                found = with_int4(found, device)
+                found = with_int4(found, problem, device, ring=INT4_RING in record.names and record.kind == "cuda")
             yield from block_scaled(found, device) if problem.block_scaled else found
             few = True
 
@@ -84,6 +85,7 @@ def _mismatches(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) ->
     yield from signature_mismatches(problem, config, device)
     if device.arch.kind != "cpu":
         yield from gpu_mismatches(problem, config, device.arch)
+        yield from int4_mismatches(problem, config)
     record = pipeline_of(config, device.arch)
     if record:
         yield from record.mismatches(problem, config, device.arch)

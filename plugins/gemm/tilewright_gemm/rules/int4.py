@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.config.int4 import DTYPES, GROUP_K
+from tilewright_gemm.config.int4 import DTYPES, GROUP_K, INT4_PIPELINE, INT4_RING
 from tilewright_gemm.vocabulary import ScaleA, ScaleB
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.tiles.footprint.hip import hip_crowding
 from tilewright_kit.tiles.footprint.workgroup import accumulator_limit, accumulators_per_thread, least_tile
 from tilewright_kit.tiles.tables import with_extent
 
-__all__ = ["INT4_PIPELINE", "int4_operands", "int4_registers", "int4_steps"]
+__all__ = ["int4_operands", "int4_registers", "int4_steps"]
 
-INT4_PIPELINE = "compv3"
-"""Values are unpacked on their way through registers."""
+_SUMS_OF_FP8 = 48
 _PLAIN: dict[str, object] = {"scale_b": ScaleB.NONE}
 
 
@@ -47,19 +46,34 @@ def int4_operands(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:  #
 
 
 def int4_steps(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """Sums of GPUs end where a group ends, and values are unpacked in one pipeline."""
+    """Sums of GPUs end where a group ends, and values are unpacked in the pipelines that do so."""
     if not config.int4 or config.pipeline not in arch.pipelines or config.warp_tile[2] < 1:
         return
-    if config.pipeline != INT4_PIPELINE and INT4_PIPELINE in arch.pipelines:
-        reason = f"4-bit weights are unpacked in pipeline {INT4_PIPELINE}"
+    if config.pipeline != INT4_PIPELINE and not (config.pipeline == INT4_RING and arch.kind == "cuda"):
+        reason = f"4-bit weights are not unpacked in pipeline {config.pipeline} of {arch.id}"
         fix: dict[str, object] = {
             "pipeline": INT4_PIPELINE, "scheduler": arch.pipeline(INT4_PIPELINE).schedulers[0], "stages": 0,
             "cluster": (1, 1, 1), "transpose_c": False, "num_wave_groups": 1,
         }  # fmt: skip
         yield Violation("int4_steps", "pipeline", config.pipeline, reason, fix)
-    elif arch.kind != "cpu" and (config.tile[2] < 1 or GROUP_K % config.tile[2]):
+    elif arch.kind == "cpu":
+        return
+    elif config.pipeline == INT4_RING:
+        yield from _ring(config)
+    elif config.tile[2] < 1 or GROUP_K % config.tile[2]:
         reason = f"a group of {GROUP_K} along k is whole steps"
         yield Violation("int4_steps", "tile", config.tile, reason, {"tile": with_extent(config.tile, 2, GROUP_K)})
+
+
+def _ring(config: GemmConfig) -> Iterator[Violation]:
+    if config.layout[:1] != "r":
+        reason = f"pipeline {INT4_RING} reads lines of A along k"
+        fix: dict[str, object] = {"pipeline": INT4_PIPELINE, "stages": 0}
+        yield Violation("int4_steps", "pipeline", config.pipeline, reason, fix)
+    elif config.tile[2] < 1 or config.tile[2] % GROUP_K:
+        reason = f"a step of pipeline {INT4_RING} is whole groups of {GROUP_K} along k"
+        k = max(config.tile[2] // GROUP_K, 1) * GROUP_K
+        yield Violation("int4_steps", "tile", config.tile, reason, {"tile": with_extent(config.tile, 2, k)})
 
 
 def int4_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -74,7 +88,10 @@ def int4_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def _registers(config: GemmConfig, arch: ArchSpec) -> tuple[int, int]:
-    return accumulators_per_thread(config, arch), accumulator_limit(config, arch) - hip_crowding(config, arch)
+    limit = accumulator_limit(config, arch) - hip_crowding(config, arch)
+    if config.pipeline == INT4_RING and config.a == "fp8":  # whose products are made of wider ones
+        limit = min(limit, 2 * _SUMS_OF_FP8)
+    return accumulators_per_thread(config, arch), limit
 
 
 def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:

@@ -69,6 +69,7 @@ struct Int4Loader {
   static constexpr int values = 16 / size_of<E>, words = values / 8;  // of a chunk of the tile; packed, 32 bits each
   static constexpr int total = Tile::extent * (Tile::depth / values), per_thread = ceil_div(total, kThreads);
   static_assert(Tile::k_major, "columns are contiguous");
+  static_assert(kInt4Group % Tile::depth == 0, "a group is whole steps");
 
   const char* base;         // the tile's first column
   int64_t ld;               // bytes from column to column
@@ -76,7 +77,7 @@ struct Int4Loader {
   const char* zeros;        // of the first column
   int64_t zero_column, zero_step;
 
-  TW_DEVICE Int4Loader(const tw_gemm_problem& problem, const tw_gemm_operand* zero, int64_t item, int j0, int begin)
+  TW_DEVICE Int4Loader(const tw_gemm_problem& problem, const tw_gemm_operand* zero, int64_t item, int j0, int begin, const Where&)
       : base((const char*)problem.b + item * problem.stride_b + j0 * problem.ldb),
         ld(problem.ldb),
         columns((int)problem.n - j0),
@@ -162,19 +163,32 @@ struct Int4Atom : Part {
     for (int e = 0; e < run; e++) x[e] = sums[strip][index][e];
   }
 
-  // Adds the sums of group `group`, and begins the next one's. j0: the wave's first column in C.
+  // The factors of a thread's columns for one group. j0: the wave's first column in C.
   template <class Scale>
-  TW_DEVICE void add(const tw_gemm_problem& problem, int64_t item, int group, int j0, int lane) {
-    const tw_gemm_operand& b = problem.scale_b;
+  struct Factors {
     using Storage = typename Scale::storage;
-    const Storage* const scales = (const Storage*)b.ptr + item * b.batch_stride + group * b.col_stride;
+    Storage raw[runs_per_row][run];
+    TW_DEVICE void load(const tw_gemm_problem& problem, int64_t item, int group, int j0, int lane) {
+      const tw_gemm_operand& b = problem.scale_b;
+      const Storage* const scales = (const Storage*)b.ptr + item * b.batch_stride + group * b.col_stride;
+      TW_UNROLL
+      for (int column = 0; column < runs_per_row; column++)
+        TW_UNROLL
+        for (int e = 0; e < run; e++) {
+          const int j = j0 + Part::run_column(lane, column) + e;
+          raw[column][e] = load_constant<Storage>(scales + min_of(j, (int)problem.n - 1) * b.row_stride);
+        }
+    }
+  };
+
+  // Adds the sums of a group, and begins the next one's.
+  template <class Scale>
+  TW_DEVICE void add(const Factors<Scale>& factors) {
     TW_UNROLL
     for (int column = 0; column < runs_per_row; column++) {
-      const int j = j0 + Part::run_column(lane, column);
       float factor[run];
       TW_UNROLL
-      for (int e = 0; e < run; e++)
-        factor[e] = to_float<Scale>(load_constant<Storage>(scales + min_of(j + e, (int)problem.n - 1) * b.row_stride));
+      for (int e = 0; e < run; e++) factor[e] = to_float<Scale>(factors.raw[column][e]);
       TW_UNROLL
       for (int strip = 0; strip < strips; strip++)
         TW_UNROLL
@@ -189,10 +203,21 @@ struct Int4Atom : Part {
   }
 };
 
+// After the products of a step: adds the sums of a group that ends with it. begin: of the slice.
+template <class Config, class Atom>
+TW_DEVICE void add_after_step(Atom& atom, int begin, int step, int steps, const tw_gemm_problem& problem, int64_t item,
+                              int j0, int lane) {
+  const int end = begin + (step + 1) * Config::tile_k;
+  if (end % kInt4Group != 0 && step + 1 < steps) return;
+  typename Atom::template Factors<typename Config::GroupScale> factors;
+  factors.load(problem, item, (end - 1) / kInt4Group, j0, lane);
+  atom.add(factors);
+}
+
 // ---- loops: one tile in shared memory ----
 
 template <class Config>
-struct PortableLoop<Config, Int4Sources> : PortableLoop<Config, MatrixSources> {
+struct Int4Registers : PortableLoop<Config, MatrixSources> {
   using Base = PortableLoop<Config, MatrixSources>;
   using typename Base::LoaderA, typename Base::Multiplication, typename Base::OperandA, typename Base::TileA;
   using typename Base::TileB;
@@ -200,9 +225,8 @@ struct PortableLoop<Config, Int4Sources> : PortableLoop<Config, MatrixSources> {
   using OperandB = Int4Loader<Config, TileB, Base::threads>;
   static_assert(!Base::is_async, "packed weights go through registers");
 
-  // `done(step)` follows the products of a step.
-  template <class Done>
-  TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const Where& at, const Done& done) {
+  TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const tw_gemm_problem& problem,
+                            int64_t item, int j0, const Where& at) {
     const bool aligned = a.aligned();
     const int steps = a.steps();
     const uint32_t tile_a = at.shared, tile_b = at.shared + TileA::bytes;
@@ -226,7 +250,7 @@ struct PortableLoop<Config, Int4Sources> : PortableLoop<Config, MatrixSources> {
       }
       multiplication.begin(at.shared, at);
       multiplication.finish(atom, at.shared, at);
-      done(step);
+      add_after_step<Config>(atom, b.k0, step, steps, problem, item, j0, at.lane);
     }
   }
 };
@@ -239,8 +263,8 @@ struct AmdLoop<Config, Int4Sources> : AmdLoop<Config, MatrixSources> {
   using Atom = Int4Atom<typename Base::Atom>;
   using OperandB = Int4Loader<Config, TileB, Base::threads>;
 
-  template <class Done>
-  TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const Where& at, const Done& done) {
+  TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const tw_gemm_problem& problem,
+                            int64_t item, int j0, const Where& at) {
     const int steps = a.steps();
     typename OperandB::Held held;
     if (steps > 0) b.fetch(held, 0, at.thread);
@@ -257,18 +281,24 @@ struct AmdLoop<Config, Int4Sources> : AmdLoop<Config, MatrixSources> {
         Base::load(fragments, at.shared, at, kk);
         atom.multiply(fragments);
       }
-      done(step);
+      add_after_step<Config>(atom, b.k0, step, steps, problem, item, j0, at.lane);
     }
   }
 };
 #endif
+
+template <class Config>
+struct Int4Ring;  // gpu/gemm/int4_ring.hpp
+
+template <class Config>
+struct PortableLoop<Config, Int4Sources>
+    : Choose<Config::pipeline == Pipeline::compv4, Int4Ring<Config>, Int4Registers<Config>> {};
 
 template <class C, class Scale, bool kZeros>
 struct Gemm<Int4<C, Scale, kZeros>, MatrixSources> : Gemm<Int4<C, Scale, kZeros>, Int4Sources> {
   using Config = Int4<C, Scale, kZeros>;
   using Base = Gemm<Config, Int4Sources>;
   using typename Base::Atom, typename Base::Finish, typename Base::Loop, typename Base::TileA;
-  static_assert(kInt4Group % Config::tile_k == 0, "a group is whole steps");
 
   TW_DEVICE static void run_work(const GemmParams<Config>& params, int work, const Where& at) {
     const int slices = Config::split_k > 1 ? (int)params.launch.split_k : 1;
@@ -281,16 +311,11 @@ struct Gemm<Int4<C, Scale, kZeros>, MatrixSources> : Gemm<Int4<C, Scale, kZeros>
                                     problem.lda, i0, (int)problem.m, range.begin, range.length);
     const tw_gemm_operand* zero = nullptr;
     if constexpr (kZeros) zero = job.task->operands() + C::D::size;
-    const typename Loop::OperandB b(problem, zero, job.item, j0, range.begin);
-    const int steps = ceil_div(range.length, Config::tile_k);
+    const typename Loop::OperandB b(problem, zero, job.item, j0, range.begin, at);
     Atom atom;
     atom.clear();
     static_cast<typename Atom::Sums&>(atom).clear();
-    Loop::run(atom, a, b, at, [&](int step) {
-      const int end = range.begin + (step + 1) * Config::tile_k;
-      if (end % kInt4Group == 0 || step + 1 == steps)
-        atom.template add<Scale>(problem, job.item, (end - 1) / kInt4Group, j0 + at.n0, at.lane);
-    });
+    Loop::run(atom, a, b, problem, job.item, j0 + at.n0, at);
     if constexpr (Config::split_k > 1)
       if (slices > 1 && !Base::gather(atom, params.launch, job.index, slice, at)) return;
     Base::finish_tile(atom, Finish(problem, job.task->operands(), job.item, {problem.ldc}), i0, j0, at);
