@@ -329,23 +329,29 @@ def test_portable_gpu_kernels_unpack_and_scale_every_group(
     compared(problem, inputs, {name: item.view for name, item in memory.items()}, config.name)
 
 
+CHOSEN = [
+    ("bf16", 64),
+    *(
+        pytest.param(a, m, marks=pytest.mark.extended)
+        for a, m in (("bf16", 1), ("bf16", 2048), ("fp16", 16), ("fp8", 1), ("fp8", 2048), ("int8", 64), ("int8", 2048))
+    ),
+]
+
+
 @pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
-@pytest.mark.parametrize("a", ["bf16", *(pytest.param(a, marks=pytest.mark.extended) for a in ("fp16", "fp8", "int8"))])
-def test_what_is_chosen_compiles_without_spills(a: str, tmp_path: Path) -> None:
-    """The kernels that planning takes first, for one row, some and many."""
+@pytest.mark.parametrize(("a", "m"), CHOSEN)
+def test_what_is_chosen_compiles_without_spills(a: str, m: int, tmp_path: Path) -> None:
     arch = tilewright_arch.load("sm_90a")
     device, toolchain = device_of(arch), NvrtcToolchain([include_dir()])
+    problem = GEMM.parse(aligned(m, 4096, 4096, a, out_dtype="bf16"))
+    found = GEMM.candidates(problem, device)
+    best = min(found, key=lambda config: GEMM.predict(problem, config, device).seconds)
+    assert best.pipeline == "compv4"
     try:
-        for m in (1, 64, 2048):
-            problem = GEMM.parse(aligned(m, 4096, 4096, a, out_dtype="bf16"))
-            found = GEMM.candidates(problem, device)
-            best = min(found, key=lambda config: GEMM.predict(problem, config, device).seconds)
-            assert best.pipeline == "compv4"
-            (resources,) = resources_of(toolchain.compile(GEMM.generate(best, arch), tmp_path, arch).log)
-            assert resources.spill_bytes == 0
-            assert resources.registers <= arch.registers_per_thread(threads_of(best, arch))
+        (resources,) = resources_of(toolchain.compile(GEMM.generate(best, arch), tmp_path, arch).log)
     finally:
         toolchain.close()
+    assert resources.spill_bytes == 0 and resources.registers <= arch.registers_per_thread(threads_of(best, arch))
 
 
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
