@@ -108,6 +108,8 @@ def small(problem: GemmProblem, **fields: Any) -> GemmConfig:
         warp_tile=(16, 8, 4 if size == 4 else 32 // size),
         stages=3,
     )
+    if problem.int4:  # of columns of any alignment
+        fields = {"pipeline": "compv3", **fields}
     if fields.get("pipeline") == "compv3":
         fields["stages"] = 0
     return with_signature(problem, config).replace(**fields)
