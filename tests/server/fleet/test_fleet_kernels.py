@@ -181,6 +181,12 @@ def test_where_signatures_are_required_no_other_kernel_is_taken(node: Nodes, key
     assert node(seal=Seal(None, keys["ours"][1])).build() == "cached"
 
 
+def test_a_server_knows_if_it_would_take_what_it_writes(keys: Any) -> None:
+    (private, public), (_, foreign) = keys["ours"], keys["theirs"]
+    assert Seal().is_trusted and Seal(private, public).is_trusted
+    assert not Seal(None, public).is_trusted and not Seal(private, foreign).is_trusted
+
+
 def test_a_signature_of_other_content_is_refused(node: Nodes, keys: Any, tmp_path: Path) -> None:
     warmed(node, seal=Seal(*keys["ours"]))
     (path,) = objects(tmp_path)

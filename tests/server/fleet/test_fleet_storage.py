@@ -157,7 +157,7 @@ def test_a_storage_that_hangs_costs_its_time_limit_a_few_times(node: Nodes, endp
 
 
 def test_accesses_that_hang_are_bounded(url: str) -> None:
-    store = Store(url, 0.05, Breaker(failures=1000))
+    store = Store(url, 0.02, Breaker(failures=1000))
     ended = threading.Event()
     store._files = SimpleNamespace(open=lambda *args: ended.wait(60))
     before = threading.active_count()

@@ -92,7 +92,6 @@ class FakeEngine:
         self.operations: Any = {"copy": None}
         self.plugins: Any = SimpleNamespace(finish=lambda: None)
         self.strategies: Any = {}
-        self.plugins: Any = SimpleNamespace(finish=lambda operation="": None)
         self.device = device or FakeDevice()
         self.devices: Any = SimpleNamespace(
             default=self.device.info.id, get=self._device, infos=lambda: (self.device.info,), opened=dict

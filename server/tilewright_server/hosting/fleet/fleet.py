@@ -86,5 +86,9 @@ def open_fleet(settings: Settings, engine: Engine, changed: Callable[[], object]
     if measurements is not None:
         measurements.start()
     signed = "signed ones only" if settings.trusted_keys is not None else "unsigned ones too"
+    if settings.fleet_write and settings.trusted_keys is not None and not seal.is_trusted:
+        log.warning(
+            "what this server writes is refused by servers with its own trusted_keys: set fleet_key to one of them"
+        )
     log.info("kernels and measurements are shared through %s, %s", settings.fleet, signed)
     return fleet
