@@ -81,3 +81,17 @@ def test_what_would_be_ignored_is_refused_without_a_server(arguments, field, cli
     ran = cli("run", *arguments)
     assert ran.code == 2
     assert f"field: {field}" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "fix"),
+    [
+        ("gemm 8 8 8 --clamp 6:0", "clamp", "0:6"),
+        ("conv 1 8 8 9x9 3x3 --clamp 1:-1", "clamp", "-1:1"),
+        ("attention 1 4 8 16 --descale", "descale", "--dtype fp8"),
+    ],
+)
+def test_steps_that_mean_nothing_are_refused_in_the_words_of_the_command_line(line, field, fix, cli):
+    ran = cli("run", *line.split())
+    assert ran.code == 2
+    assert f"field: {field}" in ran.err and fix in ran.err

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,22 @@ def test_refusals_are_grouped_by_rule_with_their_counts(cli, target):
     assert f"{first['count']}  {first['rule']}: {first['example']}" in told
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_readme_shows_the_demo_as_it_is(columns):
+    page = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
+    screens = re.findall(r"^\$ tilewright demo[^\n]*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (screen,) = [text for text in screens if columns - 40 < max(map(len, text.splitlines())) <= columns]
+    shown = on_terminal(columns, "-c", ROWS.replace("FULL", "False"))
+    title, names, *rows, verdict = screen.splitlines()
+    assert (title, names.split()) == (shown[0], shown[1].split())
+    for row in rows:
+        problem, kernel, *figures = re.split(r" {2,}", row.strip())
+        assert re.fullmatch(r"@[0-9a-f]{8} \w+…", kernel) and problem.startswith("fp32 ")
+        assert len(figures) == len(re.split(r" {2,}", names.strip())) - 2
+        assert all(float(figure) > 0 for figure in figures)
+    assert re.match(rf"OK: {len(rows)} of {len(rows)} results agree with float64 NumPy, in", verdict)
+
+
 def test_an_explanation_is_read_at_80_columns(target):
     words = ("explain", "gemm", "128", "256", "512", "--target", target, "--top", "5")
     lines = on_terminal(80, "-m", "tilewright_tools.cli", *words)
@@ -130,6 +147,8 @@ def test_an_explanation_as_json_has_sources_and_the_runner_up(cli, target):
         (2, ("run", "gemm", 8, 8, 8, "--kernel", "nobody")),
         (2, ("run", "gemm", 8, 8, 8, "--dtype", "fp7")),
         (2, ("kernels", "list", "--arch", "gfx1")),
+        (2, ("perf", "best", "--arch", "gfx1")),
+        (2, ("perf", "list", "--arch", "gfx1")),
         (4, ("run", "gemm", 8, 8, 8, "--device", "cuda:7")),
     ],
 )

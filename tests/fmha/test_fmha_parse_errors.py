@@ -325,3 +325,8 @@ def test_gradients_that_do_not_fit_are_refused(change: Any, words: Any, field: s
 )
 def test_appends_that_do_not_fit_are_refused(change: Any, words: Any, field: str, rule: str) -> None:
     refused(KV_APPEND, {**append_of(), **change}, field, rule, words)
+
+
+def test_gradients_of_8_bit_operands_are_refused_with_a_fix_that_holds() -> None:
+    refused(ATTENTION_BACKWARD, {**backward_of("fp8"), "lse": desc("fp32", 2, 4, 5)}, "q.dtype", "backward_dtype")
+    parsed(ATTENTION_BACKWARD, backward_of("bf16"))

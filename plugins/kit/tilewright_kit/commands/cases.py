@@ -235,6 +235,8 @@ def check_steps(case: Any, where: str) -> None:
             low = high = None
         if low is None and high is None:
             raise wrong(where, "clamp", case.clamp, "clamp is no range", "write it as low:high, 0: or :6")
+        if low is not None and high is not None and low > high:
+            raise wrong(where, "clamp", case.clamp, "the range is empty", f"write it as {high:g}:{low:g}")
         if case.activation not in ("", "Clamp"):
             fix = "leave clamp or activation out"
             raise wrong(where, "clamp", case.clamp, "a clamp takes the place of an activation", fix)

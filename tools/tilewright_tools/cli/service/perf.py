@@ -154,6 +154,10 @@ def _open(database: Path | None) -> PerfDatabase:
 def _filter(operation: str, arch: str, device: str, kernel: str) -> Filter:
     from tilewright_server.measurements.database import Filter
 
+    if arch:
+        import tilewright_arch
+
+        tilewright_arch.load(arch)  # raises for one that nothing can have been measured on
     return Filter(operation, arch, device, kernel)
 
 

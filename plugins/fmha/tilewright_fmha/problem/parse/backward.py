@@ -26,6 +26,7 @@ def parse_backward(request: OperationRequest) -> AttentionBackwardProblem:
     check_heads(sizes, "k", tensors.inputs["k"])
     check_lengths(tensors, sizes)
     check_work(0, sizes, "q", tensors.inputs["q"])
+    _check_dtypes(tensors)
     dtype = read_dtype(tensors, attributes, ("q", "k", "v"), "o")
     _check_saved(tensors, sizes)
     scores = score_fields(tensors, attributes, sizes, dtype)
@@ -43,6 +44,19 @@ def parse_backward(request: OperationRequest) -> AttentionBackwardProblem:
     )
     check_work(2 * problem.num_ops, sizes, "q", tensors.inputs["q"])
     return problem
+
+
+def _check_dtypes(tensors: Tensors) -> None:
+    for name in ("q", "k", "v"):
+        dtype = tensors.inputs[name].dtype
+        if dtype.bytes == 1:
+            raise refuse(
+                f"there are no gradients of {dtype} operands: they have too few bits for them",
+                f"{name}.dtype",
+                dtype.value,
+                "backward_dtype",
+                "give q, k, v, o and do as fp32, fp16 or bf16",
+            )
 
 
 def _check_saved(tensors: Tensors, sizes: Sizes) -> None:
