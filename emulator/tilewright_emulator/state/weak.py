@@ -26,7 +26,7 @@ NEVER = 1 << 62
 DELAY = 64
 """Loads, until what ended waves have not waited for arrives, one store after the other."""
 WAVES = 64
-"""Of a workgroup, at most: ``wave`` below is ``workgroup * WAVES + wave of the workgroup``."""
+"""Waves of a workgroup, at most: ``wave`` below is ``workgroup * WAVES + wave of the workgroup``."""
 
 
 class Cells:
@@ -68,7 +68,7 @@ class WeakMemory:
 
     @staticmethod
     def _waves(w: AccessingWaves) -> Array:
-        """Of each active lane."""
+        """Wave of each active lane, by its number in the run."""
         run = w.run
         waves = run.numbers[run.groups[w.ids]] * WAVES + w.ids % run.per_group
         return w.active(waves[:, None])
@@ -163,7 +163,7 @@ class WeakMemory:
         return when
 
     def loaded(self, w: AccessingWaves, addresses: Array, data: Array, wide: bool) -> Array:
-        """What active lanes find where ``data``, uint8 ``(lanes, size)``, is the newest."""
+        """Contents that active lanes find where ``data``, uint8 ``(lanes, size)``, is the newest."""
         if not self._cells:
             return data
         self._arrive_late()

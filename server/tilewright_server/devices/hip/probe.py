@@ -61,7 +61,7 @@ def probe(raw: Any) -> dict[str, Any]:
 
 
 def _asked(raw: Any, ordinal: int) -> dict[str, Any]:
-    """What the runtime says of one device, or that it says nothing: others are not to be lost with it."""
+    """Record of what the runtime says of one device, or that it says nothing: others are not to be lost with it."""
     try:
         return _device(raw, ordinal)
     except ProbeError as error:

@@ -39,9 +39,9 @@ FRAMES = (250_000.0, 250_000.0)
 LISTS = (16.0 * 2**20, 4.0 * 2**20)
 """Bytes of lists of headers, decoded: of 25,000 calls a second of our clients. gRPC holds several bytes for each."""
 LIST_BYTES = 24 * 1024
-"""Of one list: half as much again as gRPC says that it takes. What it cannot take itself it answers at length."""
+"""Bytes of one list: half as much again as gRPC says that it takes. What it cannot take itself it answers at length."""
 OPEN_BYTES = 16 * 2**20
-"""Of lists of calls that are open, beyond 1 KiB each."""
+"""Bytes of lists of calls that are open, beyond 1 KiB each."""
 
 
 def process_share(limit: int) -> int:

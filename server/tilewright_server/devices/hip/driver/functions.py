@@ -49,7 +49,7 @@ OPTIONAL: Mapping[str, tuple[str, ...]] = {
         "hipMemRelease", "hipMemAddressReserve", "hipMemAddressFree", "hipMemMap", "hipMemUnmap", "hipMemSetAccess",
     ),
 }  # fmt: skip
-"""What does not work without some functions, and what does then."""
+"""Abilities that are lost without some functions, and those that stay."""
 
 
 def lacking(maps: Path = _MAPS) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ def lacking(maps: Path = _MAPS) -> tuple[str, ...]:
 
 
 def spared(absent: Collection[str]) -> list[str]:
-    """What does not work without these functions, a sentence each."""
+    """Abilities that are lost without these functions, a sentence each."""
     texts = []
     for text, names in OPTIONAL.items():
         if missing := [name for name in names if name in absent]:

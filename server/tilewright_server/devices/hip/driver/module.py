@@ -28,7 +28,7 @@ MACHINES: Mapping[str, int] = {
 """EF_AMDGPU_MACH of the LLVM AMDGPU ABI: the low byte of an ELF image's ``e_flags``."""
 _MACHINE_MASK = 0xFF
 NEWEST_VERSION = 6
-"""Of the code object: what the runtimes of ROCm 6.3 load, the first that is not refused (``MIN_DRIVER``)."""
+"""Version of the code object: what the runtimes of ROCm 6.3 load, the first that is not refused (``MIN_DRIVER``)."""
 _LARGEST_SIDE = 2**32
 """Work-items that a grid has fewer of in each direction."""
 

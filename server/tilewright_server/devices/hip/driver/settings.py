@@ -9,11 +9,11 @@ __all__ = ["VISIBLE", "VISIBLE_ELSEWHERE", "show_only", "visible_entry"]
 
 VISIBLE = "HIP_VISIBLE_DEVICES"
 VISIBLE_ELSEWHERE = "CUDA_VISIBLE_DEVICES"
-"""What the runtime reads where the first is not set or empty. ROCm, "GPU isolation techniques"."""
+"""Variable that the runtime reads where the first is not set or empty. ROCm, "GPU isolation techniques"."""
 
 
 def visible_entry(ordinal: int, environ: Mapping[str, str] | None = None) -> str:
-    """What stands for the device that the runtime of this process calls ``ordinal`` in a list of visible devices."""
+    """Word for the device that the runtime of this process calls ``ordinal`` in a list of visible devices."""
     environ = os.environ if environ is None else environ
     listed = environ.get(VISIBLE) or environ.get(VISIBLE_ELSEWHERE) or ""
     entries = [entry.strip() for entry in listed.split(",") if entry.strip()]
