@@ -34,18 +34,23 @@ struct Blocking<Int4<Config, Scale, kZeros>, Rows> : Blocking<Widening<Config>, 
   }
 };
 
-// `count` values from k0 on of a column at `from`, to every kR-th float from `to` on.
-template <int kR, class Scale, bool kZeros>
-TW_NOINLINE void unpack_column(const char* from, const char* scales, int64_t scale_step, const char* zeros,
-                               int64_t zero_step, int64_t k0, int64_t count, uint32_t* to) {
-  float* out = (float*)to;
-  for (int64_t k = k0; k < k0 + count;) {
-    const int64_t group = k / kInt4Group, stop = min_of((group + 1) * kInt4Group, k0 + count);
-    const float scale = to_float<Scale>(scales + group * scale_step * size_of<Scale>);
-    const int zero = kZeros ? zeros[group * zero_step] & 15 : kInt4Middle;
-    for (; k < stop; k++, out += kR) *out = scale * (float)(((uint8_t)from[k / 2] >> (k % 2 * 4) & 15) - zero);
+// One group of a column, or a part of it: values, factor, zero point.
+struct Int4Line {
+  alignas(16) unsigned char values[kInt4Group + 2 + kLanes];  // a byte may hold one before, and vectors read beyond
+  float scale, zero;
+
+  // `count` values from k on; from: the column.
+  TW_INLINE void read(const char* from, int64_t k, int64_t count) {
+    const unsigned char* const bytes = (const unsigned char*)from + k / 2;
+    const int64_t pairs = (k % 2 + count + 1) / 2;
+    for (int64_t i = 0; i < pairs; i++) values[2 * i] = bytes[i] & 15, values[2 * i + 1] = bytes[i] >> 4;
   }
-}
+  // L of them from i on.
+  TW_INLINE u32v at(int64_t i) const {
+    const f32v x = __builtin_convertvector((i32v)widen_u8((const char*)values + i), f32v);
+    return (u32v)((x - zero) * scale);
+  }
+};
 
 template <class Config, class Scale, bool kZeros>
 struct MatrixSources<Int4<Config, Scale, kZeros>> : MatrixSources<Widening<Config>> {
@@ -77,11 +82,28 @@ struct MatrixSources<Int4<Config, Scale, kZeros>> : MatrixSources<Widening<Confi
       zeros = (const char*)zero.ptr + item * zero.batch_stride;
       zero_column = zero.row_stride, zero_step = zero.col_stride;
     }
-    if (columns < Plan::nr) __builtin_memset(to, 0, (size_t)(count * Plan::nr) * 4);
-    for (int64_t j = 0; j < columns; j++)
-      unpack_column<Plan::nr, Scale, kZeros>(b + (first + j) * product.ldb,
-                                             scales + (first + j) * scale.row_stride * size_of<Scale>, scale.col_stride,
-                                             zeros + (first + j) * zero_column, zero_step, k0, count, to + j);
+    for (int64_t k = k0; k < k0 + count;) {
+      const int64_t group = k / kInt4Group, now = min_of((group + 1) * kInt4Group, k0 + count) - k;
+      for (int64_t h = 0; h < Plan::nr; h += kLanes, to += kLanes) {
+        Int4Line lines[kLanes];
+        const int64_t some = max_of(min_of(columns - h, kLanes), 0);
+        for (int64_t j = 0; j < some; j++) {
+          const int64_t column = first + h + j;
+          lines[j].read(b + column * product.ldb, k, now);
+          lines[j].scale = to_float<Scale>(scales + (column * scale.row_stride + group * scale.col_stride) *
+                                                        size_of<Scale>);
+          lines[j].zero = kZeros ? (float)(zeros[column * zero_column + group * zero_step] & 15) : (float)kInt4Middle;
+        }
+        for (int64_t i = 0; i < now; i += kLanes) {
+          u32v block[kLanes];
+          for (int64_t j = 0; j < kLanes; j++) block[j] = j < some ? lines[j].at(k % 2 + i) : u32v{};
+          transpose(block);
+          for (int64_t g = 0; g < min_of(now - i, kLanes); g++) store_as(to + (i + g) * Plan::nr, block[g]);
+        }
+      }
+      to += (now - 1) * Plan::nr;
+      k += now;
+    }
   }
 
   static TW_INLINE void pack_integers(const Product& product, int64_t first, int64_t end, int64_t k0, int64_t count,
