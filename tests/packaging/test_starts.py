@@ -26,7 +26,7 @@ Application._say_ready = ready
 main(["serve", "--listen", "unix:" + sys.argv[1] + "/s", "--cache-dir", sys.argv[1] + "/cache"])
 """
 MOST_SERVER_MODULES = 635
-"""Loaded when a server says that it is ready; 622 today. More cost time at every start: import them where they are
+"""Loaded when a server says that it is ready; 626 today. More cost time at every start: import them where they are
 used."""
 
 
