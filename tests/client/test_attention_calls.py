@@ -110,6 +110,27 @@ def test_dropout_follows_its_seeds(client: tw.Client, qkv: Any) -> None:
     assert (plan(q=q, k=k, v=v, rng=rng) == first).all()
 
 
+def test_scores_and_a_bias_with_slopes_are_those_of_the_definition(client: tw.Client, qkv: Any) -> None:
+    q, k, v = qkv
+    slopes = np.linspace(0.1, 1, H, dtype=np.float32)
+    bias, away = random(1, H, 1, SK), np.abs(np.arange(SQ)[:, None] - np.arange(SK))
+    wide = np.repeat(k, H // HK, 1).astype(np.float64)
+    scaled = q.astype(np.float64) @ wide.swapaxes(-1, -2) * D**-0.5
+    seen = np.arange(SQ)[:, None] >= np.arange(SK)
+    masked = np.where(seen, scaled + bias - slopes[:, None, None] * away, -np.inf)
+    words = {"bias": bias, "alibi_slopes": slopes, "is_causal": True}
+    for stage, want in (("scaled", scaled), ("masked", masked)):
+        _, found = client.attention(q, k, v, return_scores=stage, **words)
+        assert found.dtype == np.float32
+        assert np.allclose(found, want, atol=1e-4)
+    o, lse, p = client.attention(q, k, v, return_lse=True, return_scores="probabilities", **words)
+    assert np.allclose(p, np.exp(masked - lse[..., None]), atol=1e-5)
+    close(o, p.astype(np.float64) @ np.repeat(v, H // HK, 1))
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention(q, k, v, return_scores=True)
+    assert (caught.value.field, caught.value.rule) == ("return_scores", "attribute_type")
+
+
 def test_gradients_give_the_random_values_of_the_forward_pass(client: tw.Client, qkv: Any) -> None:
     o, lse, values, rng = client.attention(*qkv, dropout_p=0.3, return_lse=True, return_randval=True, return_rng=True)
     found = client.attention_backward(o, *qkv, o, lse, dropout_p=0.3, rng=rng, return_randval=True)

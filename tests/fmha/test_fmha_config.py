@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from fmha_configs import AMD, CPU, valid
 
-from tilewright_fmha.config.config import ADVICE_FIELDS, CONFIGS, FLAGS, SIGNATURE_FIELDS, FmhaConfig, config_of
+import tilewright_arch
+from tilewright_fmha.config.arch_section import attention_of
+from tilewright_fmha.config.config import (
+    ADVICE_FIELDS,
+    CONFIGS,
+    FLAGS,
+    SIGNATURE_FIELDS,
+    AttentionConfig,
+    FmhaConfig,
+    config_of,
+)
+from tilewright_fmha.pipelines.algorithms import completed
+from tilewright_fmha.pipelines.rulebook import RULES
+from tilewright_fmha.plugin import tilewright_operations
 from tilewright_fmha.vocabulary import FAMILY_OPERATIONS, Family, FmhaDType, MaskKind, SmallType
 from tilewright_kit.config.naming import require_naming
 from tilewright_kit.config.rules import RuleBook
@@ -29,7 +43,7 @@ def test_names_are_functions_of_all_fields(kind: type[FmhaConfig]) -> None:
         elif isinstance(value, int):
             other = value + 3
         elif isinstance(value, tuple):
-            other = (*value[:-1], value[-1] + 8)
+            other = (*value[:-1], (value or (0,))[-1] + 8)
         elif type(value) is str:
             other = value + "x"
         else:
@@ -39,6 +53,33 @@ def test_names_are_functions_of_all_fields(kind: type[FmhaConfig]) -> None:
         names.add(changed.name)
         assert changed.key("x").digest != plain.key("x").digest
         assert kind.from_dict(changed.to_dict()) == changed
+
+
+@pytest.mark.parametrize("name", tilewright_arch.names())
+@pytest.mark.parametrize("operation", tilewright_operations(), ids=lambda operation: operation.name)
+def test_a_bare_configuration_is_valid_wherever_there_are_kernels(operation: Any, name: str) -> None:
+    arch, bare = tilewright_arch.load(name), operation.config_type()
+    assert attention_of(arch) is not None  # all archs that there are have kernels of attention
+    operation.rules.require(bare, arch)
+    assert operation.rules.correct(bare, arch).config == bare
+    built = completed(bare, arch)
+    assert built.signature() == bare.replace(deterministic=built.deterministic).signature()
+    assert RULES.allows(built, arch)
+    unit = operation.generate(bare, arch)
+    assert unit.name == bare.name != built.name
+    assert f"m0 = {built.m0}, n0 = {built.n0}" in unit.text
+
+
+def test_what_a_configuration_says_of_its_algorithm_is_kept() -> None:
+    arch = tilewright_arch.load("x86-64-v3")
+    said = AttentionConfig(wave=(2, *(1,) * 8), dtype=FmhaDType.FP32)
+    built = completed(said, arch)
+    assert built.wave == said.wave and built.tile and built.warp_tile and built.pipeline == "qr"
+    rules = tilewright_operations()[0].rules
+    assert rules.allows(said, arch)
+    assert not rules.allows(said.replace(tile=(1, 2, 3)), arch)
+    corrected = rules.correct(said.replace(hdim=(60, 64)), arch)
+    assert corrected.is_valid and corrected.config.hdim == (64, 64) and corrected.config.wave == said.wave
 
 
 def test_the_operations_have_names_of_their_own() -> None:

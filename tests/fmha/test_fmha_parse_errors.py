@@ -94,7 +94,7 @@ def test_the_requests_that_are_broken_below_are_good() -> None:
         ({"bias": desc("bf16", 2, 4, 5, 7)}, "bias.dtype", "bias_dtype"),
         ({"alibi_slopes": desc("fp32", 2)}, "alibi_slopes.shape", "slopes_shape"),
         ({"alibi_slopes": desc("fp16", 4)}, "alibi_slopes.dtype", "option_dtype"),
-        ({"alibi_slopes": desc("fp32", 4), "bias": desc("fp16", 1, 1, 5, 7)}, "alibi_slopes", "bias_and_alibi"),
+        ({"out:scores": desc("fp32", 2, 4, 5, 7)}, "scores", "scores_given"),
         ({"sinks": desc("fp32", 2)}, "sinks.shape", "sinks_shape"),
         ({"sinks": desc("bf16", 4)}, "sinks.dtype", "option_dtype"),
         ({"q_descale": desc("fp32")}, "q_descale", "scale_dtype"),

@@ -25,6 +25,7 @@ NATIVE_FAMILIES: Mapping[Family, str] = {
     Family.COMBINE: "combine",
     Family.PAGEDKV: "paged",
     Family.BATCH_PREFILL: "prefill",
+    Family.SCORES: "forward",
     Family.APPENDKV: "append",
     Family.DOT_DO_O: "dot_do_o",
     Family.DQ_DK_DV: "dq_dk_dv",
@@ -35,35 +36,37 @@ NATIVE_FAMILIES: Mapping[Family, str] = {
 _template = partial(template, __package__)
 
 
-def generate(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
-    """The translation unit of a valid configuration. Raises ``ConfigInvalidError``: that there is no template of some
-    feature is a rule as well.
+def generate(config: FmhaConfig, arch: ArchSpec, asked: FmhaConfig | None = None) -> SourceUnit:
+    """The translation unit of a valid configuration, by the name of ``asked`` if that is what was completed to it.
+    Raises ``ConfigInvalidError``: that there is no template of some feature is a rule as well.
     """
     RULES.require(config, arch)
-    return render(config) if arch.kind == "cpu" else render_gpu(config, arch)
+    return render(config, asked) if arch.kind == "cpu" else render_gpu(config, arch, asked)
 
 
-def render(config: FmhaConfig) -> SourceUnit:
+def render(config: FmhaConfig, asked: FmhaConfig | None = None) -> SourceUnit:
     """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
-    symbol, (header, macro) = symbol_of(config), portable_source(config, "cpu")
+    named = asked or config
+    symbol, (header, macro) = symbol_of(named), portable_source(config, "cpu")
     exports, entries = f"{macro}({symbol}, Config)", {"main": symbol}
     if config.is_forward or config.family is Family.DQ_DK_DV:  # the others need no scratch memory
         exports += f"\nTW_FMHA_WORKSPACE({symbol}, Config)"
         entries["workspace"] = f"{symbol}_workspace"
     text = _template("fmha_cpu.cpp.in").substitute(
-        _head(config), header=header, config=_struct(config, "cpu"), exports=exports
+        _head(named), header=header, config=_struct(config, "cpu"), exports=exports
     )
-    return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
+    return SourceUnit(named.name, "c++", text, entries, plugin_version=__version__)
 
 
-def render_gpu(config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
+def render_gpu(config: FmhaConfig, arch: ArchSpec, asked: FmhaConfig | None = None) -> SourceUnit:
     """The unit of any configuration for GPUs, valid or not. ``generate`` checks first."""
-    symbol, (header, macro) = symbol_of(config), pipeline_of(config, arch).source(config, arch.kind)
+    named = asked or config
+    symbol, (header, macro) = symbol_of(named), pipeline_of(config, arch).source(config, arch.kind)
     text = _template("fmha_gpu.cu.in").substitute(
-        _head(config), header=header, config=_struct(config, arch.kind), macro=macro, symbol=symbol
+        _head(named), header=header, config=_struct(config, arch.kind), macro=macro, symbol=symbol
     )
     defines = {"TW_ALLOW_SPILLS": "1"} if _keeps_words(config, arch) else {}
-    return SourceUnit(config.name, arch.kind, text, {"main": symbol}, defines=defines, plugin_version=__version__)
+    return SourceUnit(named.name, arch.kind, text, {"main": symbol}, defines=defines, plugin_version=__version__)
 
 
 def _keeps_words(config: FmhaConfig, arch: ArchSpec) -> bool:

@@ -13,6 +13,7 @@ from tilewright_fmha.codegen import generate
 from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analysis_shape, fmha_product, fmha_share
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.kernel_sets.composable_kernel import is_foreign, read_foreign
+from tilewright_fmha.pipelines.algorithms import CompletedRules, completed
 from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, fmha_refusal, predict_fmha
 from tilewright_fmha.pipelines.generator import GENERATE_OPTIONS, select_set
 from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
@@ -37,9 +38,12 @@ from tilewright_fmha.vocabulary import (
     OPERATIONS,
     VARIANT_ALIASES,
 )
-from tilewright_kit.config.rules import RuleBook
-from tilewright_kit.contract.operation import Operation
+from tilewright_kit.config.rules import RuleBook, Violation
+from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Operation, Prediction
+from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.kernel_sets.declare import KernelSet
 from tilewright_kit.loading.hookspecs import hookimpl
 
@@ -67,7 +71,7 @@ class FmhaOperation:
         self.name = name
         self.declaration = DECLARATIONS[name]
         self.config_type: type[FmhaConfig] = CONFIGS[name]
-        self.rules: RuleBook[FmhaConfig] = RuleBook(RULES.rules)
+        self.rules: RuleBook[FmhaConfig] = CompletedRules(RULES.rules)
         self.kernel_sets: Mapping[str, KernelSet[FmhaConfig]] = KERNEL_SETS[name]
 
     def parse(self, request: OperationRequest) -> FmhaProblem:
@@ -88,10 +92,20 @@ class FmhaOperation:
     resized = staticmethod(resized_fmha)
     candidates = staticmethod(fmha_candidates)
     refusal = staticmethod(fmha_refusal)
-    mismatches = staticmethod(fmha_mismatches)
-    generate = staticmethod(generate)
-    plan = staticmethod(plan_fmha)
-    predict = staticmethod(predict_fmha)
+
+    # What a configuration leaves to the arch is filled first.
+
+    def mismatches(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> tuple[Violation, ...]:
+        return fmha_mismatches(problem, completed(config, device.arch), device)
+
+    def generate(self, config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
+        return generate(completed(config, arch), arch, config)
+
+    def plan(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
+        return plan_fmha(problem, completed(config, device.arch), device)
+
+    def predict(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
+        return predict_fmha(problem, completed(config, device.arch), device)
 
     value_operands = staticmethod(value_operands)
     check_values = staticmethod(check_values)

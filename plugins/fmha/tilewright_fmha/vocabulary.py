@@ -30,6 +30,7 @@ __all__ = [
     "QScale",
     "Rope",
     "Scheduling",
+    "Scores",
     "SmallType",
     "VLayout",
     "vector_width",
@@ -40,8 +41,8 @@ OPERATIONS = (ATTENTION, ATTENTION_BACKWARD, KV_APPEND)
 
 
 class Family(Word):
-    """Families of kernels. The first five are of ``attention``, the next of ``kv_append``, the last of
-    ``attention_backward``; combine, dot and convert are further stages of plans.
+    """Families of kernels. The first six are of ``attention``, the next of ``kv_append``, the last of
+    ``attention_backward``; combine, scores, dot and convert are further stages of plans.
     """
 
     FWD = "fwd"
@@ -49,6 +50,7 @@ class Family(Word):
     COMBINE = "fwd_splitkv_combine"
     PAGEDKV = "fwd_pagedkv"
     BATCH_PREFILL = "batch_prefill"
+    SCORES = "scores"
     APPENDKV = "fwd_appendkv"
     DOT_DO_O = "bwd_dot_do_o"
     DQ_DK_DV = "bwd_dq_dk_dv"
@@ -61,9 +63,9 @@ MAIN_FAMILIES = frozenset(
 """Families whose kernels compute a problem; the others only take part in plans."""
 
 FAMILY_OPERATIONS: Mapping[Family, str] = {
-    **dict.fromkeys(list(Family)[:5], ATTENTION),
+    **dict.fromkeys(list(Family)[:6], ATTENTION),
     Family.APPENDKV: KV_APPEND,
-    **dict.fromkeys(list(Family)[6:], ATTENTION_BACKWARD),
+    **dict.fromkeys(list(Family)[7:], ATTENTION_BACKWARD),
 }
 
 API_FAMILIES: Mapping[str, str] = {
@@ -208,6 +210,18 @@ class BiasKind(Word):
     NONE = "no"
     ELEMENTWISE = "elementwise"
     ALIBI = "alibi"
+
+
+class Scores(Word):
+    """Stages of the scores that may be an output: after the factor, after the soft cap, with bias and mask, and after
+    the softmax.
+    """
+
+    NONE = "no"
+    SCALED = "scaled"
+    CAPPED = "softcap"
+    MASKED = "masked"
+    PROBABILITIES = "probabilities"
 
 
 class QScale(Word):

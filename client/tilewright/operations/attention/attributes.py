@@ -30,6 +30,7 @@ __all__ = [
     "scales_of",
     "score_words",
     "seeds",
+    "stage_word",
     "type_word",
 ]
 
@@ -247,6 +248,19 @@ def block_words(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def no_effect(field: str, value: object, why: str, fix: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{field} has no effect: {why}", field=field, value=value, rule="no_effect", fix=fix)
+
+
+def stage_word(value: Any) -> str:
+    """The stage of the scores to return. Raises ``InvalidArgumentError`` for what is no word."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(
+            f"return_scores names a stage of the scores, {value!r} does not",
+            field="return_scores",
+            value=value,
+            rule="attribute_type",
+            fix="give scaled, softcap, masked or probabilities",
+        )
+    return value
 
 
 def type_word(out_dtype: Any) -> str | None:

@@ -68,6 +68,10 @@ def _attention(
     ``q_descale`` and the like are factors of fp8 operands: one number, ``[B, H]``, or ``[B, H, blocks]``, one for every
     ``scale_block_q`` rows of ``q`` and ``scale_block_k`` of ``k`` and ``v`` (128, if left out).
 
+    A bias and ``alibi_slopes`` together are both added. ``return_scores`` gives one stage of the scores as fp32
+    ``[B, Hq, Sq, Sk]``, last of the results: ``"scaled"`` (``scale * q @ k.T``), ``"softcap"``, ``"masked"`` (with bias
+    and slopes, ``-inf`` where a query does not see a key) or ``"probabilities"`` (those before dropout).
+
     ``dropout_p`` drops weights by ``seed`` and ``offset`` (or ``rng``, as ``return_rng`` gives it): equal ones drop the
     same; without a seed one is drawn. With ``return_lse``, ``return_randval``, ``return_status`` or ``return_rng`` the
     result is a tuple of the output, the logarithms ``[B, Hq, Sq]`` of the rows' sums (those of ``sinks`` included), the

@@ -47,9 +47,10 @@ class Paged(_Scores, total=False):
 
 
 class Forward(Paged, total=False):
-    """Where keys are not in pages, whose lengths must be given."""
+    """Where keys are not in pages, whose lengths must be given, and whose scores are no output."""
 
     seqlens_k: Any
+    return_scores: str | None
 
 
 class Backward(_Scores, total=False):
@@ -67,4 +68,4 @@ _RESULTS: dict[str, Any] = {
 }  # fmt: skip
 BACKWARD: dict[str, Any] = {**_SCORES, "seqlens_k": None, **CHOICE}
 PAGED: dict[str, Any] = {**_SCORES, **_RESULTS, **CHOICE}
-FORWARD: dict[str, Any] = {**_SCORES, "seqlens_k": None, **_RESULTS, **CHOICE}
+FORWARD: dict[str, Any] = {**_SCORES, "seqlens_k": None, "return_scores": None, **_RESULTS, **CHOICE}

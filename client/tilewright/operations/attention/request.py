@@ -14,6 +14,7 @@ from tilewright.operations.attention.attributes import (
     scales_of,
     score_words,
     seeds,
+    stage_word,
     type_word,
 )
 from tilewright.operations.call import Asked, choice_of
@@ -62,6 +63,8 @@ def forward(given: Given, tensors: Given, swapped: Collection[str], more: Given,
         if wanted:
             outs[name] = given.get(name)
             found[f"return_{name}"] = True
+    if given.get("return_scores") is not None:
+        outs["scores"], found["return_scores"] = None, stage_word(given["return_scores"])
     extra = (inputs["rng"],) if flag("return_rng", given["return_rng"]) else ()
     return asked_for(given, "attention", inputs, outs, found, ("o",) if "q" in swapped else (), extra)
 

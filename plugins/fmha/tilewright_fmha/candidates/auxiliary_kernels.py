@@ -5,16 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.config import AttentionConfig, FmhaConfig
 from tilewright_fmha.config.defaults import elementwise_algorithm
-from tilewright_fmha.vocabulary import Family
+from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.signature import bias_type
+from tilewright_fmha.vocabulary import BiasKind, Family, KvLookup
 
-__all__ = ["combine_of", "convert_of", "dot_of"]
+__all__ = ["combine_of", "convert_of", "dot_of", "scores_of"]
 
 
 def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
     """Kernel that adds up the parts of a split kernel."""
     return _auxiliary(config, arch, Family.COMBINE, "lse", "learned_sinks", "skip_min_seqlen_q")
+
+
+def scores_of(problem: FmhaProblem, config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
+    """Kernel that writes scores to memory, for the kernel ``config`` of the same plan. Its heads have any size."""
+    paging = problem.paging
+    kernel = AttentionConfig(
+        family=Family.SCORES,
+        dtype=config.dtype,
+        mode=config.mode,
+        bias=problem.bias if problem.bias is BiasKind.ELEMENTWISE else BiasKind.NONE,
+        dtype_bias=bias_type(problem),
+        paged=paging is not None,
+        kv_lookup=paging.lookup if paging else KvLookup.VLLM,
+    )
+    return kernel.replace(**elementwise_algorithm(kernel, arch, config.team))
 
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:

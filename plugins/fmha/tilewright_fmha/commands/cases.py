@@ -30,6 +30,7 @@ DIRECTIONS = {"fwd": "attention", "bwd": "attention_backward", "append": "kv_app
 """Names in shape files, and the operations that they mean."""
 MASKS = ("", "no", "top_left", "bottom_right")
 DTYPES = ("fp32", "fp16", "bf16", "fp8")
+STAGES = ("scaled", "softcap", "masked", "probabilities")
 _WINDOW = re.compile(r"-?\d+,-?\d+")
 
 
@@ -65,7 +66,7 @@ class AttentionCase:
     scale: str = ""
     """Factor of the scores; empty: hdim ** -0.5."""
     bias: str = ""
-    """``yes``: a matrix [Sq, Sk] is added to the scores; ``alibi``: slopes of the heads."""
+    """``yes``: a matrix [Sq, Sk] is added to the scores; ``alibi``: slopes of the heads; ``both``: these together."""
     softcap: str = ""
     sinks: str = ""
     """``yes``: a learned logit for each head."""
@@ -77,6 +78,8 @@ class AttentionCase:
     """Parts that the keys are cut into; 0: the planner decides."""
     descale: str = ""
     """``yes``: a factor for each of the 8-bit operands; of rows that are appended, which are bf16 then, divisors."""
+    scores: str = ""
+    """Stage of the scores that is another result: ``scaled``, ``softcap``, ``masked`` or ``probabilities``."""
     rope: str = ""
     """Rotation of appended keys: ``interleaved`` or ``half``."""
 
@@ -85,7 +88,7 @@ class AttentionCase:
         check_positive(self, where, ("batch", "heads", "seq_k", "hdim"))
         words = {"direction": tuple(DIRECTIONS), "mask": MASKS, "layout": ("bhsd", "bshd"), "dtype": DTYPES}
         switches = dict.fromkeys(("varlen", "lse", "sinks", "descale"), (*YES, *NO))
-        steps = {"bias": ("alibi", *YES, *NO), "rope": ("interleaved", "half", *NO)}
+        steps = {"bias": ("alibi", "both", *YES, *NO), "scores": (*STAGES, *NO), "rope": ("interleaved", "half", *NO)}
         check_words(self, where, words | switches | steps)
         for name in ("scale", "softcap", "dropout"):
             check_number(self, where, name)
@@ -100,10 +103,10 @@ class AttentionCase:
         """Raise ``InvalidArgumentError`` for columns that the direction has no use for."""
         unused = {
             "fwd": ("rope",),
-            "bwd": ("rope", "lse", "splits", "descale"),
+            "bwd": ("rope", "lse", "splits", "descale", "scores"),
             "append": (
                 "mask", "window", "lse", "scale", "bias", "softcap", "sinks", "sink_size", "dropout", "splits",
-                "varlen",
+                "varlen", "scores",
             ),
         }[self.direction]  # fmt: skip
         for name in unused:
@@ -242,9 +245,9 @@ class AttentionCase:
 
     def _scores(self, inputs: dict[str, TensorDesc]) -> None:
         """Operands of the scores, and factors of 8-bit ones."""
-        if self.bias == "alibi":
+        if self.bias in ("alibi", "both"):
             inputs["alibi_slopes"] = TensorDesc.of("fp32", (self.heads,))
-        elif self.is_on("bias"):
+        if self.bias != "alibi" and self.is_on("bias"):
             dtype = "fp32" if self.dtype == "fp8" else self.dtype
             inputs["bias"] = TensorDesc.of(dtype, (1, 1, self.queries, self.seq_k))
         if self.is_on("sinks"):
@@ -286,6 +289,8 @@ class AttentionCase:
                 found[name] = float(getattr(self, column))
         if self.sink_size:
             found["sink_size"] = self.sink_size
+        if self.is_on("scores"):
+            found["return_scores"] = self.scores
         if self.splits:
             found["num_splits"] = self.splits
         return found

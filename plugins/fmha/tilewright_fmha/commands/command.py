@@ -50,6 +50,7 @@ class AttentionCommand(ProblemCommand):
             "2 8 256 64 --backward --causal --validate --json",
             "2 8 128 64 --bias alibi --softcap 30 --sinks --dropout 0.1 --lse --validate",
             "1 32 4096 128 --queries 1 --splits 4 --dtype bf16 --validate",
+            "2 8 128 100 --bias both --scores probabilities --causal --validate    heads of any size",
             "2 8 256 64 --queries 3 --append --rope half --paged 16 --validate    new rows of a cache",
             "2 8 256 64 --queries 3 --append --dtype fp8 --descale --validate    the same, rounded to fp8",
         ),
@@ -83,13 +84,26 @@ class AttentionCommand(ProblemCommand):
     )
     steps = (
         option("scale", "", "Factor of the scores. Default: D ** -0.5.", metavar="NUMBER"),
-        option("bias", "", "yes: a matrix is added to the scores; alibi: slopes.", words=("yes", "alibi"), strict=True),
+        option(
+            "bias",
+            "",
+            "yes: a matrix is added to the scores; alibi: slopes; both: a matrix and slopes.",
+            words=("yes", "alibi", "both"),
+            strict=True,
+        ),
         option("softcap", "", "Bend scores to below so much.", metavar="NUMBER"),
         flag("sinks", "A learned logit for each head takes its part of every row.", "--sinks"),
         option("sink_size", 0, "First keys that a window leaves in sight.", least=0),
         option("dropout", "", "Probability with which weights are dropped.", metavar="NUMBER", swept=False),
         option("splits", 0, "Parts that the keys are cut into; 0: the planner decides.", "--splits", least=0),
         flag("lse", "Logarithms of the rows' sums as another result.", "--lse"),
+        option(
+            "scores",
+            "",
+            "A stage of the scores as another result: scaled, softcap, masked or probabilities.",
+            words=("scaled", "softcap", "masked", "probabilities"),
+            strict=True,
+        ),
         flag(
             "descale", "A factor for each of the 8-bit operands; rows to append are bf16, divided by it.", "--descale"
         ),
@@ -192,7 +206,7 @@ class AttentionCommand(ProblemCommand):
         if not case.is_varlen:
             return output
         rows = int(inputs["cu_seqlens_k" if name in ("dk", "dv") else "cu_seqlens_q"][-1])
-        return output[:, :rows] if name == "lse" else output[:rows]
+        return output[:, :rows] if name in ("lse", "scores") else output[:rows]
 
     def least_tolerance(self, case: AttentionCase) -> float:
         if case.direction == "append" and case.dtype == "fp8":

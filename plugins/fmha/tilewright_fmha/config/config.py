@@ -33,6 +33,7 @@ from tilewright_kit.types.dtypes import DType
 
 __all__ = [
     "ADVICE_FIELDS",
+    "AUTO",
     "CONFIGS",
     "FLAGS",
     "SIGNATURE_FIELDS",
@@ -48,6 +49,8 @@ SIGNATURE_FIELDS = (
     "softcap", "sink", "learned_sinks", "skip_min_seqlen_q", "dbias", "randval", "deterministic", "paged", "qscale",
     "rope", "kv_layout", "kv_lookup", "page_size",
 )  # fmt: skip
+AUTO = "auto"
+"""What the arch prefers, in a field that nobody filled."""
 FLAGS = (
     "lse", "dropout", "softcap", "sink", "learned_sinks", "skip_min_seqlen_q", "dbias", "randval", "deterministic",
     "paged",
@@ -60,6 +63,10 @@ ADVICE_FIELDS = (
 
 def _hdim_text(value: tuple[int, int]) -> str:
     return f"h{'x'.join(map(str, value))}"
+
+
+def _numbers_text(value: tuple[int, ...]) -> str:
+    return "x".join(map(str, value)) or AUTO
 
 
 def _switch_text(value: bool) -> str:
@@ -91,13 +98,14 @@ class FmhaConfig(KernelConfig):
     v_layout: VLayout = part(VLayout.VR)
     hdim: tuple[int, int] = part((128, 128), text=_hdim_text)
     """Elements of a head of q and k, and of v, at most; fewer are padded with zeros."""
-    pipeline: str = part("qr_async")
-    tile: tuple[int, ...] = part((128, 64, 32, 128, 32, 128))
-    wave: tuple[int, ...] = part((2, 2, 1, 2, 2, 1, 1, 1, 1))
+    pipeline: str = part(AUTO)
+    """``auto``, and no numbers in the three fields that follow: what the arch prefers for the signature."""
+    tile: tuple[int, ...] = part((), text=_numbers_text)
+    wave: tuple[int, ...] = part((), text=_numbers_text)
     """Waves along m, n and k of the first product, of the second, and (gradients) of the third. CPU: the first is the
     number of threads.
     """
-    warp_tile: tuple[int, ...] = part((32, 32, 16, 32, 32, 16, 16, 16, 16))
+    warp_tile: tuple[int, ...] = part((), text=_numbers_text)
     """(m, n, k) of the matrix instruction of each product (CPU: register tile and depth)."""
 
     mask: MaskKind = suffix("mask", MaskKind.NONE)
@@ -275,8 +283,6 @@ class AttentionBackwardConfig(FmhaConfig):
     prefix: ClassVar[str] = "fmha_grad"
 
     family: Family = part(Family.DQ_DK_DV)
-    pipeline: str = part("bwd")
-    tile: tuple[int, ...] = part((16, 128, 128, 16, 128, 16, 32, 128, 128))
 
 
 @dataclass(frozen=True)
@@ -287,7 +293,6 @@ class KvAppendConfig(FmhaConfig):
     prefix: ClassVar[str] = "fmha_cache"
 
     family: Family = part(Family.APPENDKV)
-    pipeline: str = part("appendkv")
 
 
 CONFIGS: Mapping[str, type[FmhaConfig]] = {

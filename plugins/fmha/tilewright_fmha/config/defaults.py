@@ -28,8 +28,8 @@ __all__ = [
     "spec_of",
 ]
 
-ELEMENTWISE = (Family.COMBINE, Family.APPENDKV, Family.DOT_DO_O, Family.CONVERT_DQ)
-"""Families without a product of matrices."""
+ELEMENTWISE = (Family.COMBINE, Family.SCORES, Family.APPENDKV, Family.DOT_DO_O, Family.CONVERT_DQ)
+"""Families without a product of matrices on tiles that differ: each is cut in one way."""
 
 _CPU_ROWS, _CPU_COLUMNS, _FEW_COLUMNS = 64, 256, 128
 """Rows of queries and columns of keys of a CPU's block, about; fewer columns where the second-level cache is small, and
@@ -39,6 +39,7 @@ _LARGE_CACHE = 3 << 18
 _REGISTER_ROWS = 8
 _PIPELINES = {
     Family.COMBINE: "splitkv_combine",
+    Family.SCORES: "qr",
     Family.APPENDKV: "appendkv",
     Family.DQ_DK_DV: "bwd",
     Family.DOT_DO_O: "bwd",

@@ -27,7 +27,7 @@ def tile_length(config: FmhaConfig) -> int:
 def is_well_formed(config: FmhaConfig) -> bool:
     """Tiles and waves are as long as they must be, and positive: without that, nothing else can be said of them."""
     lengths = ((config.tile, tile_length(config)), (config.wave, 9), (config.warp_tile, 9))
-    return all(len(numbers) == length and min(numbers) >= 1 for numbers, length in lengths)
+    return all(len(numbers) == length and min(numbers, default=0) >= 1 for numbers, length in lengths)
 
 
 def must_be(

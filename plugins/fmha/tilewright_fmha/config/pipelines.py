@@ -22,6 +22,7 @@ _PIPELINES: Mapping[Family, tuple[str, ...]] = {
     Family.PAGEDKV: ("qr_pagedkv", SPECIALISED),
     Family.BATCH_PREFILL: ("qr_async", "batch_prefill_async", "qr", SPECIALISED),
     Family.COMBINE: ("splitkv_combine",),
+    Family.SCORES: ("qr",),
     Family.APPENDKV: ("appendkv",),
     Family.DOT_DO_O: ("bwd",),
     Family.DQ_DK_DV: ("bwd", SPECIALISED),

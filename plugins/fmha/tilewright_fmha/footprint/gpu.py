@@ -24,6 +24,9 @@ those of 128 x 128 and heads of 64, of which plain ones take 252.
 _THREADS = 128
 """Threads of workgroups without a product of matrices."""
 
+_SCORES_BYTES = (16 + 64) * 33 * 4
+"""``FmhaScores::shared_bytes`` of ``tilewright/gpu/fmha/scores.hpp``: queries and keys, 32 elements of each."""
+
 _OTHER_REGISTERS = 64
 """Addresses, maxima and sums, fragments that are on their way."""
 
@@ -43,6 +46,8 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     if specialised_gradient(config):
         return specialised_gradient_bytes(config)
     if config.family in ELEMENTWISE:
+        if config.family is Family.SCORES:
+            return _SCORES_BYTES
         # A row of results from each group of threads that has 8 columns each.
         return _THREADS // (config.hdim[1] // 8) * config.hdim[1] * 4 if config.family is Family.COMBINE else 0
     element = max(config.q.bytes, 2)  # 8-bit floats are widened on their way

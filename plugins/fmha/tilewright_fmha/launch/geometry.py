@@ -19,8 +19,10 @@ __all__ = ["launch_of"]
 
 _THREADS = 128
 """Threads of workgroups without a product of matrices."""
-_ROWS = {Family.COMBINE: 1, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
+_ROWS = {Family.COMBINE: 1, Family.SCORES: 16, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
 """Rows of such a workgroup: of queries, or new rows of a cache."""
+_SCORE_COLUMNS = 64
+"""Keys of a workgroup that writes scores."""
 
 
 def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, splits: int) -> Geometry:
@@ -54,6 +56,8 @@ def _row_blocks(problem: FmhaProblem, config: FmhaConfig) -> int:
     if config.family is Family.APPENDKV:
         return max(problem.batch * (problem.heads_k + problem.heads_q) * ceil_div(problem.new_rows, 16), 1)
     blocks = ceil_div(problem.seq_q, _ROWS[config.family])
+    if config.family is Family.SCORES:
+        blocks = max(blocks, 1) * max(ceil_div(problem.seq_k, _SCORE_COLUMNS), 1)
     return max(problem.batch * problem.heads_q * blocks, 1)
 
 

@@ -8,7 +8,10 @@ from tilewright_fmha.problem.problem import FmhaProblem, Strides
 from tilewright_fmha.vocabulary import KV_APPEND, QScale
 from tilewright_kit.contract.plan import COUNTERS, F64, I64, WORKSPACE, Arg, Pointer, Struct
 
-__all__ = ["ARRAYS", "POINTERS", "SCALARS", "SCALES", "TENSORS", "args_of"]
+__all__ = [
+    "ARRAYS", "JOINT_BIAS", "OWN_LSE", "POINTERS", "SCALARS", "SCALES", "TENSORS", "args_of", "joint_items",
+    "own_tensor", "tensor_args",
+]  # fmt: skip
 
 TENSORS: Mapping[str, str] = {
     name: {"d_o": "do"}.get(name, name)
@@ -43,6 +46,12 @@ POINTERS: Mapping[str, str] = {
 }
 """Pointers to operands, in order."""
 
+OWN_LSE, JOINT_BIAS = "own_lse", "joint_bias"
+OWN: Mapping[str, str] = {"lse": OWN_LSE, "bias": JOINT_BIAS}
+"""Operands whose place parts of the workspace take: logarithms of sums that nobody asked for, and the sum of a bias and
+slopes.
+"""
+
 ARRAYS = ("delta", "dq_acc", "dbias_acc", "o_acc", "lse_acc")
 """Parts of the workspace that have a pointer of their own, in order; ``workspace`` and ``counters`` follow."""
 
@@ -62,13 +71,20 @@ def args_of(
     **numbers: float,
 ) -> Struct:
     """The arguments of a launch. ``parts`` are the offsets of what the plan keeps in the workspace, by name (those of
-    ``ARRAYS``, and ``workspace`` for scratch memory); ``numbers`` are what the cut into tiles and splits decides.
+    ``ARRAYS``, those of ``OWN`` that take an operand's place, and ``workspace`` for scratch memory); ``numbers`` are
+    what the cut into tiles and splits decides.
     """
     append = problem.operation == KV_APPEND
     parts = parts or {}
-    fields: list[Arg] = [_tensor(problem.place(_APPENDED.get(name, name) if append else name)) for name in _names()]
+    fields: list[Arg] = [
+        own_tensor(problem, OWN[name], parts[OWN[name]])
+        if OWN.get(name) in parts
+        else tensor_args(problem.place(_APPENDED.get(name, name) if append else name))
+        for name in _names()
+    ]
     fields += [_scale(problem, name[0]) for name in SCALES]
-    fields += [Pointer(name) if problem.has(name) else Pointer() for name in POINTERS.values()]
+    absent = {"alibi_slopes"} if JOINT_BIAS in parts else set()  # they are part of it
+    fields += [Pointer(name) if problem.has(name) and name not in absent else Pointer() for name in POINTERS.values()]
     fields += [Pointer(WORKSPACE, parts[name]) if name in parts else Pointer() for name in (*ARRAYS, "workspace")]
     fields.append(Pointer(COUNTERS) if counters else Pointer())
     scalars = {**_scalars(problem), **numbers}
@@ -78,11 +94,31 @@ def args_of(
     return Struct(tuple(fields))
 
 
+def own_tensor(problem: FmhaProblem, part: str, offset: int) -> Struct:
+    """``tw_fmha_tensor`` of a part of the workspace, without gaps: rows [items, heads, queries] of logarithms of sums,
+    as ``lse`` has them, or a bias [items or 1, heads, queries, keys].
+    """
+    heads, rows, columns = problem.heads_q, problem.seq_q, problem.seq_k
+    if part == OWN_LSE:
+        steps = (0, problem.total_q, 1, 1) if problem.varlen else (heads * rows, rows, 1, 1)
+    else:
+        steps = (heads * rows * columns if joint_items(problem) > 1 else 0, rows * columns, columns, 1)
+    return Struct((Pointer(WORKSPACE, offset), *(I64(step) for step in (*steps, 0))))
+
+
+def joint_items(problem: FmhaProblem) -> int:
+    """Items that the sum of a bias and slopes differs between: 1 if all have the same."""
+    slopes = problem.operand("alibi_slopes").desc.shape
+    ragged = problem.varlen or problem.has("seqlens_q") or problem.has("seqlens_k") or problem.paged
+    same = problem.place("bias").batch == 0 and len(slopes) == 1 and not (problem.mask.bottom_right and ragged)
+    return 1 if same else problem.batch
+
+
 def _names() -> tuple[str, ...]:
     return tuple(TENSORS.values())
 
 
-def _tensor(place: Strides) -> Struct:
+def tensor_args(place: Strides) -> Struct:
     """``tw_fmha_tensor``; zeros for what is not there."""
     if not place.operand:
         return Struct((Pointer(), *(I64(0),) * 5))

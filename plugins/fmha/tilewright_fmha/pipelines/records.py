@@ -45,6 +45,7 @@ _SPECIALISED = frozenset({
 })  # fmt: skip
 _SPECIALISED_BACKWARD = frozenset({"fp16", "bf16", "causal", "window", "learned_sink", "deterministic", "atomics"})
 _COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
+_SCORES_STAGE = _TYPES | _FP8 | _MIXED | _PLAIN_PAGES | {"group", "bias"}
 _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half", "pertensor"}
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
 _BACKWARD_PARTS = _TYPES | {"group", "learned_sink", "skip_min", "bias", "dbias", "deterministic"}
@@ -64,6 +65,7 @@ PIPELINES: tuple[Pipeline, ...] = (
         templates={
             **{("cpu", "qr", family): _ALL_FORWARD for family in _FORWARD},
             ("cpu", "splitkv_combine", _F.COMBINE): _COMBINE,
+            ("cpu", "qr", _F.SCORES): _SCORES_STAGE,
             ("cpu", "appendkv", _F.APPENDKV): _APPEND,
             ("cpu", "bwd", _F.DQ_DK_DV): _BACKWARD,
             ("cpu", "bwd", _F.DOT_DO_O): _BACKWARD_PARTS,
@@ -76,7 +78,12 @@ PIPELINES: tuple[Pipeline, ...] = (
         names=("qr", "qr_async", "qr_pagedkv", "qs", "qr_async_trload", "v3", "batch_prefill_async"),
         kinds=_GPUS,
         templates={
-            (kind, pipeline, family): _ALL_FORWARD | {"pack_gqa"} for kind in _GPUS for pipeline, family in _PORTABLE
+            **{
+                (kind, pipeline, family): _ALL_FORWARD | {"pack_gqa"}
+                for kind in _GPUS
+                for pipeline, family in _PORTABLE
+            },
+            **{(kind, "qr", _F.SCORES): _SCORES_STAGE for kind in _GPUS},
         },
         source=portable_source,
         predict=predict_gpu,

@@ -16,6 +16,7 @@ HEADERS: Mapping[Family, tuple[str, str]] = {
         (Family.FWD, Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), ("forward.hpp", "TW_FMHA_FORWARD")
     ),
     Family.COMBINE: ("combine.hpp", "TW_FMHA_COMBINE"),
+    Family.SCORES: ("scores.hpp", "TW_FMHA_SCORES"),
     Family.APPENDKV: ("append.hpp", "TW_FMHA_APPEND"),
     Family.DQ_DK_DV: ("backward/backward.hpp", "TW_FMHA_BACKWARD"),
     Family.DOT_DO_O: ("dot.hpp", "TW_FMHA_DOT_DO_O"),

@@ -14,6 +14,7 @@ from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
 from tilewright_fmha.launch.tensor_maps import with_maps
 from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.signature import bias_type
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import Stage, WorkspaceLayout
 from tilewright_kit.types.arithmetic import ceil_div
@@ -53,6 +54,11 @@ def choose_slices(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
 
     room = _MOST_BYTES // max(4 * _query_rows(problem) * config.hdim[0], 1)
     return min(range(1, max(min(blocks, MOST_SLICES, room), 1) + 1), key=cost)
+
+
+def _in_type_of_bias(problem: FmhaProblem, kernel: FmhaConfig) -> FmhaConfig:
+    """The kernel that writes the gradient of a bias in the type of the bias, not of its sum with slopes."""
+    return kernel.replace(dtype_bias=bias_type(problem)) if kernel.dbias else kernel
 
 
 def _query_rows(problem: FmhaProblem) -> int:
@@ -105,6 +111,6 @@ def backward_parts(
         for name, kernel in (
             ("dot_do_o", dot_of(config, device.arch)),
             ("dq_dk_dv", config),
-            ("convert_dq", convert_of(config, device.arch)),
+            ("convert_dq", _in_type_of_bias(problem, convert_of(config, device.arch))),
         )
     )

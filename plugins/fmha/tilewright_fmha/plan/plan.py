@@ -15,6 +15,7 @@ from tilewright_fmha.launch.splits import adds_parts, choose_splits, work_items
 from tilewright_fmha.launch.tensor_maps import with_maps
 from tilewright_fmha.pipelines.templates import nearest, templates_of
 from tilewright_fmha.plan.backward import backward_parts
+from tilewright_fmha.plan.scores import bias_stage, reserve_lse, scores_stage
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.contract.device import DeviceInfo
@@ -35,12 +36,15 @@ draw tiles. Behind them: a ticket for each tile of rows, where workgroups add up
 
 def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
     """One stage for most families; two for split keys (parts, then their sum) unless the kernel adds its parts itself,
-    three for gradients. None if there is nothing to write.
+    three for gradients. None if there is nothing to write. A bias together with slopes has a stage before these, and
+    scores as an output one behind them.
     """
     _check_template(config, device.arch)
     layout = WorkspaceLayout(ALIGNMENT)
     if problem.is_empty:
         return _plan(problem, device, (), layout)
+    before = bias_stage(problem, config, device, layout)
+    reserve_lse(problem, layout)
     if config.family is Family.DQ_DK_DV:
         stages = backward_parts(problem, config, device, layout)
     elif config.family is Family.SPLITKV:
@@ -49,6 +53,7 @@ def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> E
         stages = (_stage("append", problem, config, device, layout, k_tiles=problem.rotary_rows),)
     else:
         stages = (_forward("forward", problem, config, device, layout, 1),)
+    stages = (*before, *stages, *scores_stage(problem, config, device, layout))
     return _plan(problem, device, stages, layout)
 
 
@@ -113,8 +118,9 @@ def _plan(
     if problem.operation == KV_APPEND:
         pairs = [["k_cache", "k_past"], ["v_cache", "v_past"]]
         details["in_place"] = pairs + [["seqlens_out", "seqlens_k"]] * problem.has("seqlens_out")
-    if stages and _config_of(stages[0]).family is Family.SPLITKV:
-        details["splits"] = choose_splits(problem, _config_of(stages[0]), device)
+    split = next((item for stage in stages if (item := _config_of(stage)).family is Family.SPLITKV), None)
+    if split is not None:
+        details["splits"] = choose_splits(problem, split, device)
     return ExecutionPlan(
         operation=problem.operation,
         arch=device.arch.id,

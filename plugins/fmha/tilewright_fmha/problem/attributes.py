@@ -27,6 +27,7 @@ from tilewright_fmha.problem.declared.attributes import (
     RETURN_DBIAS,
     RETURN_LSE,
     RETURN_RANDVAL,
+    RETURN_SCORES,
     RETURN_STATUS,
     ROPE,
     ROTARY_DIM,
@@ -41,7 +42,7 @@ from tilewright_fmha.problem.declared.attributes import (
 )
 from tilewright_fmha.problem.masks import Mask
 from tilewright_fmha.problem.philox import drop_below
-from tilewright_fmha.vocabulary import KvLayout, KvLookup, MaskWord, QScale, Rope
+from tilewright_fmha.vocabulary import KvLayout, KvLookup, MaskWord, QScale, Rope, Scores
 from tilewright_kit.contract.declaration import AttributeSpec
 from tilewright_kit.requests.attributes import (
     DEFAULT_ALIGNMENT,
@@ -72,6 +73,7 @@ class Attributes:
     offset: int = 0
     lse: bool = False
     randval: bool = False
+    scores: Scores = Scores.NONE
     status: bool = False
     dbias: bool = False
     deterministic: bool = True
@@ -113,6 +115,7 @@ def read_attributes(given: Mapping[str, Any], operation: str) -> Attributes:
         offset=take_int(given, OFFSET) if dropout else 0,
         lse=take_flag(given, RETURN_LSE),
         randval=randval,
+        scores=take_word(given, RETURN_SCORES, Scores, "a stage of the scores") or Scores.NONE,
         status=take_flag(given, RETURN_STATUS),
         dbias=take_flag(given, RETURN_DBIAS),
         deterministic=take_flag(given, DETERMINISTIC),

@@ -27,6 +27,7 @@ from tilewright_fmha.vocabulary import (
     Mode,
     QScale,
     Rope,
+    Scores,
     VLayout,
 )
 from tilewright_kit.contract.problem import Operand, Problem
@@ -137,6 +138,8 @@ class FmhaProblem(Problem):
     """Operand of ``elementwise`` only."""
     lse: bool = False
     randval: bool = False
+    scores: Scores = Scores.NONE
+    """Stage of the scores that is an output."""
     status: bool = False
     dbias: bool = False
     dsinks: bool = False
@@ -226,6 +229,11 @@ class FmhaProblem(Problem):
         return self.scaling.kind if self.scaling else QScale.NONE
 
     @property
+    def joint_bias(self) -> bool:
+        """True for a bias together with slopes, whose sum a stage of its own makes."""
+        return self.bias is BiasKind.ELEMENTWISE and self.has("alibi_slopes")
+
+    @property
     def odd_values(self) -> bool:
         """True if rows of the output are no whole vectors."""
         return self.hdim_v % VECTOR > 0
@@ -305,7 +313,7 @@ class FmhaProblem(Problem):
     def _unusual(self) -> dict[str, Any]:
         """Deviations from plain attention, and only these."""
         mask, words = self.mask, {}
-        if mask.kind is not MaskKind.NONE or self.bias is BiasKind.ALIBI:
+        if mask.kind is not MaskKind.NONE or self.has("alibi_slopes"):
             words["mask_align"] = "bottom_right" if mask.bottom_right else "top_left"
         if mask.kind is MaskKind.WINDOW:
             words["window"] = f"{mask.left},{mask.right}"
@@ -315,6 +323,10 @@ class FmhaProblem(Problem):
             words["dtype_bias"] = self.dtype_bias.value
         if self.softcap:
             words["softcap"] = f"{self.softcap:g}"
+        if self.scores is not Scores.NONE:
+            words["scores"] = self.scores.value
+        if self.joint_bias:
+            words["alibi"] = "on"
         if self.dropout:
             words["drop_probability"] = f"{self.drop_probability:g}"
         if self.paging is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright_fmha.problem.parse.attention import parse_attention, parse_backward
 from tilewright_fmha.problem.problem import FmhaProblem
-from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, QScale, VLayout
+from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, QScale, Scores, VLayout
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_kit.types.tensor import TensorDesc
@@ -77,6 +77,8 @@ def _request(problem: FmhaProblem, sizes: Mapping[str, int]) -> OperationRequest
     else:
         attributes |= {"return_lse": problem.lse, "return_status": problem.status, "out_dtype": word.o.value}
         attributes |= {"num_splits": problem.num_splits, "min_seqlen_q": problem.min_q}
+        if problem.scores is not Scores.NONE:
+            attributes["return_scores"] = problem.scores.value
     return OperationRequest(problem.operation, tensors, outputs, attributes)
 
 

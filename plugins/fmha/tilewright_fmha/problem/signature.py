@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright_fmha.problem.problem import FmhaProblem
-from tilewright_fmha.vocabulary import BiasKind, Family, KvLayout, KvLookup, MaskKind, Rope, SmallType
+from tilewright_fmha.vocabulary import BiasKind, Family, KvLayout, KvLookup, MaskKind, Rope, Scores, SmallType
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["signature_of"]
+__all__ = ["bias_type", "signature_of"]
 
 
 def signature_of(problem: FmhaProblem) -> dict[str, Any]:
@@ -21,7 +21,6 @@ def signature_of(problem: FmhaProblem) -> dict[str, Any]:
     """
     mask, paging, family = problem.mask, problem.paging, problem.family
     append, backward = family is Family.APPENDKV, family is Family.DQ_DK_DV
-    elementwise = problem.bias is BiasKind.ELEMENTWISE
     return {
         "family": family,
         "dtype": problem.dtype,
@@ -30,9 +29,9 @@ def signature_of(problem: FmhaProblem) -> dict[str, Any]:
         "hdim": (problem.hdim_q, problem.hdim_v),
         "mask": MaskKind.NONE if append else mask.kind,
         "bias": problem.bias,
-        "dtype_bias": _small(problem.dtype_bias, problem.dtype.q) if elementwise else SmallType.AS_Q,
+        "dtype_bias": _small(DType.FP32, problem.dtype.q) if problem.joint_bias else bias_type(problem),
         "rope_dtype": _small(problem.dtype_rope, problem.dtype.q) if problem.rope is not Rope.NONE else SmallType.AS_Q,
-        "lse": problem.lse and not backward and not append,
+        "lse": (problem.lse or problem.scores is Scores.PROBABILITIES) and not backward and not append,
         "dropout": problem.has_dropout,
         "softcap": problem.softcap > 0,
         "sink": mask.sink > 0,
@@ -48,6 +47,12 @@ def signature_of(problem: FmhaProblem) -> dict[str, Any]:
         "kv_lookup": paging.lookup if paging else KvLookup.VLLM,
         "page_size": 0,
     }
+
+
+def bias_type(problem: FmhaProblem) -> SmallType:
+    """The element type of the bias as the caller gave it."""
+    elementwise = problem.bias is BiasKind.ELEMENTWISE
+    return _small(problem.dtype_bias, problem.dtype.q) if elementwise else SmallType.AS_Q
 
 
 def _small(dtype: DType | None, q: DType) -> SmallType:

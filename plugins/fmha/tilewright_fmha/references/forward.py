@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tilewright_fmha.problem.philox import random_bytes
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.sequences import Item, gather, item_of, random_of, scales_of
+from tilewright_fmha.vocabulary import Scores
 
 __all__ = ["put_rows", "reference_attention", "score", "scores", "softmax_of", "weighted"]
 
@@ -105,6 +106,8 @@ def reference_attention(problem: FmhaProblem, inputs: Mapping[str, Array]) -> di
         out["status"] = out["status"].astype(np.int64)
     if "lse" in out:
         out["lse"].fill(-np.inf)
+    if problem.scores is Scores.MASKED:
+        out["scores"].fill(-np.inf)
     seed, offset = random_of(problem, inputs)
     for b in range(problem.batch):
         item = item_of(problem, inputs, b)
@@ -128,6 +131,8 @@ def _one(
     sink = float(np.asarray(inputs["sinks"])[h]) if "sinks" in inputs else None
     p, lse = softmax_of(s, visible, sink)
     v = _rows(gather(problem, inputs, "v", item, head), scales_of(problem, inputs, "v", item, head))
+    if "scores" in out:
+        put_rows(problem, out["scores"], item, h, _asked(problem, inputs, item, h, s, p, visible), "hrc")
     if problem.dropout:
         drawn = random_bytes(*random, item.b * problem.heads_q + h, item.queries, item.keys)
         p = np.where(drawn >= problem.dropout, p * problem.keep_scale, 0.0)
@@ -137,6 +142,18 @@ def _one(
     put_rows(problem, out["o"], item, h, o)
     if "lse" in out:
         put_rows(problem, out["lse"], item, h, lse, "hr")
+
+
+def _asked(
+    problem: FmhaProblem, inputs: Mapping[str, Array], item: Item, h: int, s: Array, p: Array, visible: Array
+) -> Array:
+    """The stage of the scores that is an output, of an item's true lengths."""
+    if problem.scores is Scores.PROBABILITIES:
+        return p
+    if problem.scores is Scores.MASKED:
+        return np.where(visible, s, -np.inf)
+    q, k = gather(problem, inputs, "q", item, h), gather(problem, inputs, "k", item, h // problem.group)
+    return score(q, k, problem.scale, problem.softcap if problem.scores is Scores.CAPPED else 0.0)
 
 
 def put_rows(

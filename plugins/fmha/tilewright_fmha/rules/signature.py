@@ -27,7 +27,7 @@ from tilewright_kit.config.rules import Violation
 
 __all__ = ["SIGNATURE_RULES", "plain_dtype"]
 
-_PAGED = (Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL, Family.APPENDKV)
+_PAGED = (Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL, Family.SCORES, Family.APPENDKV)
 _UNSCALED = (FmhaDType.FP32, FmhaDType.FP16, FmhaDType.BF16)
 LEAST_HDIM = 8
 

@@ -13,7 +13,6 @@ from tilewright_fmha.config.defaults import (
     cpu_depth,
     cpu_register_tiles,
     cpu_tile,
-    default_of,
     elementwise_tile,
 )
 from tilewright_fmha.config.judging import is_well_formed, must_be, tile_length, wanted_values
@@ -28,16 +27,14 @@ MOST_ROWS, MOST_COLUMNS = 512, 1024
 def tile_lengths(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:  # noqa: ARG001
     """A tile has six numbers, that of gradients nine; waves and warp tiles have nine; all are positive."""
     length = tile_length(config)
-    default = default_of("tile", config.family)
-    if len(default) != length:
-        default = (64, 128, 32, 128, 32, 128)
+    default = (16, 128, 128, 16, 128, 16, 32, 128, 128) if length == 9 else (64, 128, 32, 128, 32, 128)
     for name, size, usual in (
         ("tile", length, default),
         ("wave", 9, (4, 1, 1, 4, 1, 1, 1, 1, 1)),
-        ("warp_tile", 9, default_of("warp_tile")),
+        ("warp_tile", 9, (32, 32, 16, 32, 32, 16, 16, 16, 16)),
     ):
         numbers = getattr(config, name)
-        if len(numbers) != size or min(numbers) < 1:
+        if len(numbers) != size or min(numbers, default=0) < 1:
             mended = tuple(max(number, 1) for number in numbers) if len(numbers) == size else usual
             reason = f"there are {size} numbers, each at least 1"
             yield Violation("tile_lengths", name, numbers, reason, {name: mended})

@@ -15,6 +15,7 @@ from tilewright_fmha.vocabulary import (
     MaskWord,
     QScale,
     Rope,
+    Scores,
 )
 from tilewright_kit.contract.declaration import AttributeSpec, choices_of
 from tilewright_kit.requests.attributes import ALIGNMENT, element_type, flag, integer, number, word
@@ -101,6 +102,14 @@ RETURN_LSE = flag("return_lse", "Compute the output `lse`.")
 RETURN_RANDVAL = flag(
     "return_randval", "Return the random bytes as the output `randval`.", constraint="With `dropout_p`."
 )
+RETURN_SCORES = word(
+    "return_scores",
+    "Stage of the scores to return as the output `scores`: after `scale`, after `softcap`, with bias and mask (-inf "
+    "where nothing is seen), or the probabilities before dropout.",
+    tuple(item.value for item in Scores if item is not Scores.NONE),
+    absent="none",
+    constraint="Not for keys in pages, nor for fp8.",
+)
 RETURN_STATUS = flag("return_status", "Return what kernels found wrong with lengths and tables as the output `status`.")
 RETURN_DBIAS = flag("return_dbias", "Compute the output `dbias`.", constraint="With `bias`.")
 QSCALE = word(
@@ -139,8 +148,8 @@ _LENGTHS = (MAX_SEQLEN_Q, MAX_SEQLEN_K, ALIGNMENT)
 _PAGES = (PAGE_SIZE, KV_LAYOUT, KV_LOOKUP)
 ATTRIBUTES: Mapping[str, tuple[AttributeSpec, ...]] = {
     ATTENTION: (
-        *_MASKED, *_DROPPED, *_LENGTHS, *_PAGES, RETURN_LSE, RETURN_RANDVAL, RETURN_STATUS, QSCALE, SCALE_BLOCK_Q,
-        SCALE_BLOCK_K, NUM_SPLITS, MIN_SEQLEN_Q, OUT_DTYPE,
+        *_MASKED, *_DROPPED, *_LENGTHS, *_PAGES, RETURN_LSE, RETURN_RANDVAL, RETURN_SCORES, RETURN_STATUS, QSCALE,
+        SCALE_BLOCK_Q, SCALE_BLOCK_K, NUM_SPLITS, MIN_SEQLEN_Q, OUT_DTYPE,
     ),
     ATTENTION_BACKWARD: (*_MASKED, *_DROPPED, *_LENGTHS, RETURN_RANDVAL, RETURN_DBIAS, DETERMINISTIC),
     KV_APPEND: (*_LENGTHS, *_PAGES, ROPE, ROTARY_DIM, RETURN_STATUS),

@@ -63,7 +63,7 @@ _TABLES = (
 )  # fmt: skip
 _SCORES = (
     _option("bias", "Added to the scores.", ("[B, H, S, Sk]",), (4, 4), _FLOATS,
-            "Each size is that of the scores or 1. fp32, or of the type of `q`. Not beside `alibi_slopes`."),
+            "Each size is that of the scores or 1. fp32, or of the type of `q`."),
     _option("alibi_slopes", "Slopes by which scores fall with the distance of query and key.", ("[H]", "[B, H]"),
             (1, 2), _FP32, _TABLE),
     _option("sinks", "Learned logits, which take part in the sums of rows alone.", ("[H]",), (1, 1), _FP32, _TABLE),
@@ -103,6 +103,8 @@ OPERANDS: Mapping[str, tuple[OperandSpec, ...]] = {
                 "The shape of `q` with the last size of `v`. Of the type of `q`; for fp8 one of these.", asked=False),
         _output("lse", "Natural logarithms of the rows' sums.", _LSE, (2, 3), _FP32, _STRIDED),
         _RANDVAL,
+        _output("scores", "Scores or probabilities, as `return_scores` says.", ("[B, H, S, Sk]", "[H, rows, Sk]"),
+                (3, 4), _FP32, _STRIDED),
         _STATUS,
     ),
     ATTENTION_BACKWARD: (

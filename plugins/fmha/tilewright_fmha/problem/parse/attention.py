@@ -9,10 +9,11 @@ from tilewright_fmha.problem.parse.backward import parse_backward
 from tilewright_fmha.problem.parse.keys import read_keys
 from tilewright_fmha.problem.parse.options import need_dropout, read_dtype, read_scaling
 from tilewright_fmha.problem.parse.scores import score_fields
-from tilewright_fmha.problem.problem import AttentionProblem
+from tilewright_fmha.problem.problem import AttentionProblem, Paging
 from tilewright_fmha.problem.shapes import Sizes, check_heads, check_lengths, check_work, read_queries
-from tilewright_fmha.vocabulary import FmhaDType
+from tilewright_fmha.vocabulary import FmhaDType, Scores
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.dtypes import DType
 
 __all__ = ["parse_append", "parse_attention", "parse_backward"]
@@ -30,6 +31,7 @@ def parse_attention(request: OperationRequest) -> AttentionProblem:
     dtype = read_dtype(tensors, attributes, ("q", "k", "v"), "o")
     scores = score_fields(tensors, attributes, sizes, dtype)
     scaling = read_scaling(tensors, attributes, sizes, dtype, paging)
+    _check_scores(tensors, attributes, dtype, paging)
     _outputs(tensors, attributes, sizes, dtype)
     problem = AttentionProblem(
         **scores,
@@ -37,6 +39,7 @@ def parse_attention(request: OperationRequest) -> AttentionProblem:
         places=tuple(tensors.places.values()),
         lse="lse" in tensors.outputs,
         randval="randval" in tensors.outputs,
+        scores=attributes.scores,
         status="status" in tensors.outputs,
         paging=paging,
         scaling=scaling,
@@ -46,6 +49,32 @@ def parse_attention(request: OperationRequest) -> AttentionProblem:
     )
     check_work(problem.num_ops, sizes, "q", tensors.inputs["q"])
     return problem
+
+
+def _check_scores(tensors: Tensors, attributes: Attributes, dtype: FmhaDType, paging: Paging | None) -> None:
+    """Scores are written by a kernel that reads keys in rows, of types without factors."""
+    if attributes.scores is Scores.NONE:
+        if "scores" in tensors.given:
+            raise refuse(
+                "scores is described, but nothing says which",
+                "scores",
+                tensors.given["scores"].shape,
+                "scores_given",
+                "set return_scores to scaled, softcap, masked or probabilities, or leave the output scores out",
+            )
+        return
+    for wrong, what, fix in (
+        (paging is not None, "keys in pages", "give keys [batch, heads, rows, elements], or sequences end to end"),
+        (dtype.kv.bytes == 1, f"keys in {dtype.kv}", "give keys in fp32, fp16 or bf16"),
+    ):
+        if wrong:
+            raise refuse(
+                f"scores are no output of attention over {what}",
+                "attributes.return_scores",
+                attributes.scores.value,
+                "scores_operands",
+                fix,
+            )
 
 
 def _outputs(tensors: Tensors, attributes: Attributes, sizes: Sizes, dtype: FmhaDType) -> None:
@@ -61,5 +90,8 @@ def _outputs(tensors: Tensors, attributes: Attributes, sizes: Sizes, dtype: Fmha
         need_dropout(attributes)
         tensors.output("randval", sizes.randval_shape, DType.INT8)
         tensors.place("randval", False, "hrc" if sizes.varlen else "bhrc")
+    if attributes.scores is not Scores.NONE:
+        tensors.output("scores", sizes.randval_shape, DType.FP32)
+        tensors.place("scores", False, "hrc" if sizes.varlen else "bhrc")
     if attributes.status or "status" in tensors.given:
         tensors.plain_output("status", (4,), DType.INT32)

@@ -18,14 +18,6 @@ def read_bias(tensors: Tensors, sizes: Sizes, q: DType) -> tuple[BiasKind, DType
     """Which bias there is, and its element type."""
     bias, slopes = tensors.desc("bias"), tensors.desc("alibi_slopes")
     if slopes is not None:
-        if bias is not None:
-            raise refuse(
-                "there is a bias and there are ALiBi slopes",
-                "alibi_slopes",
-                slopes.shape,
-                "bias_and_alibi",
-                "give one of them: slopes can be added to the bias, as -slope * |i - j|",
-            )
         _fp32(tensors, "alibi_slopes")
         both = ((sizes.heads_q,), (sizes.batch, sizes.heads_q))
         if slopes.shape not in both or (slopes.strides[-1] != 1 and slopes.shape[-1] > 1):
@@ -36,9 +28,8 @@ def read_bias(tensors: Tensors, sizes: Sizes, q: DType) -> tuple[BiasKind, DType
                 "slopes_shape",
                 f"give one slope a query head, without gaps: [{sizes.heads_q}] or [{sizes.batch}, {sizes.heads_q}]",
             )
-        return BiasKind.ALIBI, None
     if bias is None:
-        return BiasKind.NONE, None
+        return BiasKind.NONE if slopes is None else BiasKind.ALIBI, None
     lead = 1 if sizes.varlen else sizes.batch
     full = (lead, sizes.heads_q, sizes.seq_q, sizes.seq_k)
     if len(bias.shape) != 4 or any(have not in (1, want) for have, want in zip(bias.shape, full, strict=True)):
