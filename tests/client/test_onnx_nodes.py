@@ -117,6 +117,16 @@ STAGES = ("scaled", "softcap", "masked", "probabilities")
 """``qk_matmul_output_mode``: which stage of the scores is an output."""
 
 
+def within(mask, rows, columns, left, right):
+    """A mask, beside the diagonal of ONNX: it begins where earlier keys end, which is no corner of the scores unless new
+    keys are as many as queries.
+    """
+    seen = (columns <= rows + right if right >= 0 else True) & (columns >= rows - left if left >= 0 else True)
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype == bool else np.where(seen, mask, np.array(-np.inf, mask.dtype))
+
+
 def attention(client, node, q, k, v, mask=None, past_key=None, past_value=None, nonpad=None):
     """All outputs: the result, keys and values with those of earlier calls before them, and a stage of the scores."""
     given, outputs = attributes(node), (*node.output, "", "", "")
@@ -131,13 +141,12 @@ def attention(client, node, q, k, v, mask=None, past_key=None, past_value=None, 
         hidden = False if mask.dtype == bool else -np.inf
         mask = np.pad(mask, ((0, 0),) * (mask.ndim - 1) + ((0, short),), constant_values=hidden)
     more = {name: given[name] for name in ("scale", "softcap") if given.get(name)}
-    sides = given.get("left_window_size", -1), given.get("right_window_size", -1)
-    causal, late = bool(given.get("is_causal", 0)), past_key is not None or nonpad is not None
-    if max(sides) >= 0:
-        more["window"] = (sides[0], 0) if causal else sides
-        more["mask_align"] = "bottom_right" if late else "top_left"
-    elif causal:
-        more["mask"] = "bottom_right" if late else "top_left"
+    left, right = given.get("left_window_size", -1), given.get("right_window_size", -1)
+    right = 0 if given.get("is_causal", 0) else right
+    if past_key is not None and max(left, right) >= 0:
+        mask = within(mask, np.arange(q.shape[2])[:, None] + past_key.shape[2], np.arange(k.shape[2]), left, right)
+    elif max(left, right) >= 0:
+        more |= {"window": (left, right), "mask_align": "top_left" if nonpad is None else "bottom_right"}
     if nonpad is not None:
         more["seqlens_k"] = nonpad
     if outputs[3]:
