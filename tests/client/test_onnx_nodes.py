@@ -118,8 +118,8 @@ STAGES = ("scaled", "softcap", "masked", "probabilities")
 
 
 def within(mask, rows, columns, left, right):
-    """A mask, beside the diagonal of ONNX: it begins where earlier keys end, which is no corner of the scores unless new
-    keys are as many as queries.
+    """A mask, and what ONNX's diagonal hides: it begins where earlier keys end, which is no corner of the scores unless
+    new keys are as many as queries.
     """
     seen = (columns <= rows + right if right >= 0 else True) & (columns >= rows - left if left >= 0 else True)
     if mask is None:
