@@ -99,6 +99,25 @@ def test_refusals_are_grouped_by_rule_with_their_counts(cli, target):
     assert f"{first['count']}  {first['rule']}: {first['example']}" in told
 
 
+SWEPT = f"""
+from tilewright_tools.cli.console.output import table
+names = ("problem", "us", "of peak", "best kernel", "tried", "failed")
+rows = [("4096x4096x4096 fp8 rcr blocks 1x128", "123456.7", PEAK, {NAME!r}, "123456", "0")]
+table("", names, rows, right=("us", "of peak", "tried", "failed"), spare=("tried", "of peak"))
+"""
+
+
+def test_a_table_that_is_too_wide_leaves_columns_out_and_says_which():
+    narrow = on_terminal(80, "-c", SWEPT.replace("PEAK", "'97%'"))
+    assert narrow[0].split() == ["problem", "us", "of", "peak", "best", "kernel", "failed"]
+    assert narrow[1].startswith("4096x4096x4096 fp8 rcr blocks 1x128") and alias_of(NAME) in narrow[1]
+    assert "no room for: tried" in " ".join(narrow[2:])
+    assert max(map(len, narrow)) <= 80
+    wide = on_terminal(120, "-c", SWEPT.replace("PEAK", "''"))  # nothing in that column
+    assert wide[0].split() == ["problem", "us", "best", "kernel", "tried", "failed"]
+    assert len(wide) == 2
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_readme_shows_the_demo_as_it_is(columns):
     page = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")

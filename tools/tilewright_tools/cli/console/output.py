@@ -70,12 +70,14 @@ def table(
     *,
     right: Sequence[str] = (),
     full_names: bool = False,
+    spare: Sequence[str] = (),
 ) -> None:
     """Print a table; the columns named in ``right`` are numbers. Into a pipe it goes as tab-separated values without a
     title.
 
     On a terminal names of kernels are cut to what the other columns leave, behind their aliases, unless ``full_names``
-    are wanted: then they are folded.
+    are wanted: then they are folded. Of the columns ``spare`` those that are empty are left out there, and of the
+    others, the first first, as many as have no room; a note says so.
     """
     cells = [[_cell(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
@@ -85,6 +87,9 @@ def table(
     from rich.table import Table
 
     console = out()
+    left_out = _left_out(columns, cells, console.width, spare)
+    kept = [index for index, name in enumerate(columns) if name not in left_out]
+    columns, cells = [columns[index] for index in kept], [[row[index] for index in kept] for row in cells]
     if not full_names:
         _cut_names(columns, cells, console.width)
     grid = Table(title=title or None, title_justify="left", header_style="bold", box=None, padding=(0, _GAP, 0, 0))
@@ -99,6 +104,9 @@ def table(
     for row in cells:
         grid.add_row(*row)
     console.print(grid)
+    if any(left_out.values()):
+        told = ", ".join(name for name, is_filled in left_out.items() if is_filled)
+        note(f"no room for: {told} (a wider terminal, a pipe and --json have them)")
 
 
 def kernel_text(name: str) -> str:
@@ -112,6 +120,22 @@ def _cell(value: object) -> Text:
     from rich.text import Text
 
     return value if isinstance(value, Text) else Text(str(value))
+
+
+def _left_out(columns: Sequence[str], rows: Sequence[list[Text]], width: int, spare: Sequence[str]) -> dict[str, bool]:
+    """Columns to leave out, and whether there is anything in them."""
+    widths = {
+        name: _ALIAS if name in _NAMES else max([len(name), *(row[index].cell_len for row in rows)])
+        for index, name in enumerate(columns)
+    }
+    widths |= {name: max(widths[name], len(name)) for name in _NAMES if name in widths}
+    filled = {name: any(row[columns.index(name)].plain for row in rows) for name in spare if name in widths}
+    found = {name: False for name, is_filled in filled.items() if not is_filled}
+    for name in filled:
+        if sum(widths[item] + _GAP for item in columns if item not in found) <= width:
+            break
+        found.setdefault(name, True)
+    return found
 
 
 def _cut_names(columns: Sequence[str], rows: Sequence[list[Text]], width: int) -> None:

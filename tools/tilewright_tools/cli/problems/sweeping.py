@@ -316,7 +316,8 @@ class _Run:
         numbers = ("us", "TFLOP/s", "GB/s", "of peak", "model", "of peer", "tried", "failed")
         columns = ("problem", *numbers[:6], "best kernel", *numbers[6:])
         title = f"{device.name} ({device.arch.id}); model: the best over the model's favourite"
-        table(title, columns, [line.cells() for line in lines], right=numbers, full_names=full_names)
+        spare = ("tried", "GB/s", "model", "of peer", "of peak", "TFLOP/s")
+        table(title, columns, [line.cells() for line in lines], right=numbers, full_names=full_names, spare=spare)
         for line in lines:
             if line.peer is not None and line.peer.note:
                 note(line.peer.note)
