@@ -127,6 +127,9 @@ class Clients:
         for (pipe, _), task in zip(self._pipes, tasks, strict=True):
             pipe.send((start, *task))
         parts = [pipe.recv() for pipe, _ in self._pipes]
+        for part in parts:
+            if isinstance(part, str):
+                raise RuntimeError(f"a client failed: {part}")
         spent = max(seconds, *(item for item, _, _ in parts))
         return Load(spent, np.concatenate([part for _, part, _ in parts]), sum(late for _, _, late in parts))
 
@@ -145,38 +148,44 @@ def _serve(opened: Opened, target: str, count: int, pipe: Any) -> None:
             except EOFError:
                 return
             results: list[tuple[list[float], int]] = [([], 0)] * count
+            errors: list[str] = []
             threads = [
-                threading.Thread(target=_client, args=(results, index, call, start, kind, seconds, schedule))
+                threading.Thread(target=_client, args=(results, errors, index, call, start, kind, seconds, schedule))
                 for index, call in enumerate(calls)
             ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
+            if errors:
+                pipe.send(errors[0])
+                continue
             spent = time.perf_counter() - start
             found = np.concatenate([np.asarray(taken, np.float64) for taken, _ in results])
             pipe.send((spent, found, sum(late for _, late in results)))
 
 
 def _client(
-    results: list[tuple[list[float], int]],
-    index: int,
-    call: Call,
-    start: float,
-    kind: str,
-    seconds: float,
-    schedule: Sequence[Any],
+    results: list[tuple[list[float], int]], errors: list[str], index: int, call: Call, start: float, *load: Any
 ) -> None:
+    try:
+        results[index] = _calls(call, start, *load, index)
+    except Exception as error:
+        errors.append(f"{type(error).__name__}: {error}")
+
+
+def _calls(
+    call: Call, start: float, kind: str, seconds: float, schedule: Sequence[Any], index: int
+) -> tuple[list[float], int]:
     end = start + seconds
     if kind == "open":
         rate, seed = schedule
         times = (start + arrivals(rate, seconds, seed + index)).tolist()
-        results[index] = drive(call, times, end + seconds)
-        return
+        return drive(call, times, end + seconds)
     clock = time.perf_counter
     time.sleep(max(0.0, start - clock()))
     taken = []
     while (begin := clock()) < end:
         call()
         taken.append(clock() - begin)
-    results[index] = taken, 0
+    return taken, 0

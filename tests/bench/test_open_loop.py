@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
-from common.open_loop import Load, arrivals, drive  # noqa: E402
+from common.open_loop import Clients, Load, arrivals, drive  # noqa: E402
 
 
 class Clock:
@@ -60,6 +61,17 @@ def test_arrivals_are_as_many_as_the_rate_says_and_irregular() -> None:
     gaps = np.diff(times)
     assert np.all(gaps >= 0) and times[-1] < 20
     assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05), "as of a Poisson process"
+
+
+def failing(target: str, stack: object) -> Callable[[], object]:
+    """A client whose third call fails: after the first, one of each load."""
+    left = iter(range(2))
+    return lambda: next(left)
+
+
+def test_a_client_that_fails_is_no_client_that_was_fast() -> None:
+    with Clients(failing, "", 2, 1) as clients, pytest.raises(RuntimeError, match="StopIteration"):
+        clients.saturate(0.2)
 
 
 @pytest.mark.extended
