@@ -3,7 +3,8 @@
 The other emulator is a program that a command starts. It reads names of folders, one a line, and answers each with a
 line of JSON: ``{}``, or ``{"error": TEXT}``. A folder holds ``launch.json``, the code object ``image.co``, the kernel's
 argument segment ``kernarg`` and a file for each piece of memory; the files of writable pieces are changed in place.
-``launch.json`` says where each lies in the address space, so that pointers mean the same on both sides.
+``launch.json`` says where each lies in the address space, so that pointers mean the same on both sides, and where in
+the image the kernel's descriptor is.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Foreign:
 
         Raises ``ForeignError`` with the other's words.
         """
-        segment = kernel_arguments(CodeObject.load(image).kernel(name), arguments, grid, block, lds)
+        kernel = CodeObject.load(image).kernel(name)
+        segment = kernel_arguments(kernel, arguments, grid, block, lds)
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
             (folder / "image.co").write_bytes(image)
@@ -55,7 +57,8 @@ class Foreign:
                     {"address": piece.start, "bytes": piece.data.size, "file": str(number), "writable": piece.writable}
                 )
             order = {"arch": arch, "kernel": name, "grid": grid, "block": block, "lds": lds, "memory": pieces}
-            (folder / "launch.json").write_text(json.dumps(order | {"code_at": CODE, "kernarg_at": KERNARG}))
+            places = {"code_at": CODE, "kernarg_at": KERNARG, "descriptor_at": kernel.descriptor.address}
+            (folder / "launch.json").write_text(json.dumps(order | places))
             self._ask(folder)
             for number, piece in enumerate(memory.allocations):
                 if piece.writable:

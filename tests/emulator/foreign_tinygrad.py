@@ -22,8 +22,15 @@ LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 NOTHING = 0xBF800000.to_bytes(4, "little")
-INVALIDATIONS = [(word).to_bytes(8, "little") for word in (0xE0AC0000, 0xE0B00000)]
-"""``buffer_gl0_inv`` and ``buffer_gl1_inv``."""
+INVALIDATIONS = {
+    "rdna3": [(word).to_bytes(8, "little") for word in (0xE0AC0000, 0xE0B00000)],
+    "rdna4": [
+        (word | scope << 32).to_bytes(12, "little")
+        for word in (0xEE0AC07C, 0xEE0B007C)
+        for scope in (0, 0x40000, 0x80000, 0xC0000)
+    ],
+}
+"""``buffer_gl0_inv`` and ``buffer_gl1_inv``; ``global_inv`` and ``global_wb`` at each scope."""
 
 
 def place(address: int, data: bytes) -> tuple[int, int]:
@@ -38,15 +45,17 @@ def place(address: int, data: bytes) -> tuple[int, int]:
 
 
 def without_invalidations(code: bytearray, arch: str, start: int) -> None:
-    """Puts ``s_nop`` where a gfx11 kernel empties caches: the emulator does not know these instructions.
+    """Puts ``s_nop`` where a kernel of gfx11 or gfx12 empties caches or writes them back: the emulator does not know
+    these instructions.
 
-    It has no caches either. Of two words, both are compared: what looks like one in the middle of another would have
-    to hold 64 bits of it.
+    It has no caches either. All words are compared: what looks like one in the middle of others would have to hold 64
+    bits of it.
     """
-    if FAMILIES[arch] == "rdna3":
-        for at in range(start, len(code) - 7, 4):
-            if code[at : at + 8] in INVALIDATIONS:
-                code[at : at + 8] = NOTHING * 2
+    for instruction in INVALIDATIONS.get(FAMILIES[arch], ()):
+        size = len(instruction)
+        for at in range(start, len(code) - size + 1, 4):
+            if code[at : at + size] == instruction:
+                code[at : at + size] = NOTHING * (size // 4)
 
 
 def differing(name: str, arch: str, returns: bool) -> str:
@@ -92,7 +101,7 @@ def launch(folder: Path, emulator: Any, decode: Any, elf_loader: Any, kernel_des
     order = json.loads((folder / "launch.json").read_text())
     emulator.decode_inst = refusing(decode, order["arch"])
     image, sections, _ = elf_loader((folder / "image.co").read_bytes())
-    at = next(item.header.sh_addr for item in sections if item.name == ".rodata")
+    at = order["descriptor_at"]
     descriptor = kernel_descriptor.from_buffer_copy(bytes(image[at : at + ctypes.sizeof(kernel_descriptor)]))
     code = bytearray(image)
     without_invalidations(code, order["arch"], next(item.header.sh_addr for item in sections if item.name == ".text"))
