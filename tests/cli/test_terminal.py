@@ -118,6 +118,26 @@ def test_a_table_that_is_too_wide_leaves_columns_out_and_says_which():
     assert len(wide) == 2
 
 
+def test_a_reader_that_goes_away_has_read_enough():
+    listed = (
+        "kernels",
+        "generate",
+        "--operation",
+        "attention",
+        "--arch",
+        "gfx942",
+        "--profile",
+        "all",
+        "--list-configs",
+    )
+    words = ("-m", "tilewright_tools.cli", *listed)  # more than a pipe holds
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.readline()
+        child.stdout.close()
+        told = child.stderr.read()
+    assert (child.returncode, b"Traceback" in told) == (0, False), told
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_readme_shows_the_demo_as_it_is(columns):
     page = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")

@@ -20,12 +20,12 @@ def run(arguments: Sequence[str]) -> int:
 
         app(list(arguments), prog_name="tilewright")
     except SystemExit as stop:
-        return _code(stop)
+        # The parser ends so, with 1, when the reader of a pipe goes away: what that read was enough for it.
+        return Exit.OK if isinstance(stop.__context__, BrokenPipeError) else _code(stop)
     except KeyboardInterrupt:
         note("interrupted")
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe went away: what it read was enough for it.
         sys.stderr.close()
         return Exit.OK
     except Exception as error:
