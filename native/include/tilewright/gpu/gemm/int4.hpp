@@ -157,6 +157,10 @@ struct Int4Atom : Part {
     TW_UNROLL
     for (int i = 0; i < count; i++) at(i) = 0.0f;
   }
+  TW_DEVICE void begin() {
+    clear();
+    Sums::clear();
+  }
   TW_DEVICE float& at(int i) { return sums[i / (strip_runs * run)][i / run % strip_runs][i % run]; }
   TW_DEVICE void get(float (&x)[run], int strip, int index) const {
     TW_UNROLL
@@ -226,7 +230,7 @@ struct Int4Registers : PortableLoop<Config, MatrixSources> {
   static_assert(!Base::is_async, "packed weights go through registers");
 
   TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const tw_gemm_problem& problem,
-                            int64_t item, int j0, const Where& at) {
+                            int64_t item, int j0, const Where& at, const tw_gemm_operand*) {
     const bool aligned = a.aligned();
     const int steps = a.steps();
     const uint32_t tile_a = at.shared, tile_b = at.shared + TileA::bytes;
@@ -264,7 +268,7 @@ struct AmdLoop<Config, Int4Sources> : AmdLoop<Config, MatrixSources> {
   using OperandB = Int4Loader<Config, TileB, Base::threads>;
 
   TW_DEVICE static void run(Atom& atom, const OperandA& a, const OperandB& b, const tw_gemm_problem& problem,
-                            int64_t item, int j0, const Where& at) {
+                            int64_t item, int j0, const Where& at, const tw_gemm_operand*) {
     const int steps = a.steps();
     typename OperandB::Held held;
     if (steps > 0) b.fetch(held, 0, at.thread);
@@ -313,9 +317,8 @@ struct Gemm<Int4<C, Scale, kZeros>, MatrixSources> : Gemm<Int4<C, Scale, kZeros>
     if constexpr (kZeros) zero = job.task->operands() + C::D::size;
     const typename Loop::OperandB b(problem, zero, job.item, j0, range.begin, at);
     Atom atom;
-    atom.clear();
-    static_cast<typename Atom::Sums&>(atom).clear();
-    Loop::run(atom, a, b, problem, job.item, j0 + at.n0, at);
+    atom.begin();
+    Loop::run(atom, a, b, problem, job.item, j0 + at.n0, at, zero);
     if constexpr (Config::split_k > 1)
       if (slices > 1 && !Base::gather(atom, params.launch, job.index, slice, at)) return;
     Base::finish_tile(atom, Finish(problem, job.task->operands(), job.item, {problem.ldc}), i0, j0, at);
