@@ -206,6 +206,8 @@ def test_the_command_line_has_the_same_kinds() -> None:
         ("sm_90a", {"tile": (64, 64, 96)}),
         ("sm_90a", {"pipeline": "ws"}),
         ("sm_90a", {"pipeline": "compv4"}),
+        ("sm_90a", {"pipeline": "compv4", "tile": (64, 64, 384), "stages": 2}),
+        ("sm_90a", {"pipeline": "compv4", "tile": (32, 32, 128), "wave": (1, 4, 1), "stages": 2}),
         ("gfx942", {"pipeline": "compv4"}),
         ("sm_90a", {"tile": (256, 256, 64)}),
         ("x86-64-v3", {"pipeline": "compv1"}),

@@ -15,7 +15,7 @@ from tilewright_kit.tiles.tables import with_extent
 
 __all__ = ["int4_operands", "int4_registers", "int4_steps"]
 
-_SUMS_OF_FP8 = 48
+_SUMS_OF_FP8, _COLUMNS = 48, 16
 _PLAIN: dict[str, object] = {"scale_b": ScaleB.NONE}
 
 
@@ -70,10 +70,15 @@ def _ring(config: GemmConfig) -> Iterator[Violation]:
         reason = f"pipeline {INT4_RING} reads lines of A along k"
         fix: dict[str, object] = {"pipeline": INT4_PIPELINE, "stages": 0}
         yield Violation("int4_steps", "pipeline", config.pipeline, reason, fix)
-    elif config.tile[2] < 1 or config.tile[2] % GROUP_K:
-        reason = f"a step of pipeline {INT4_RING} is whole groups of {GROUP_K} along k"
-        k = max(config.tile[2] // GROUP_K, 1) * GROUP_K
+    elif config.tile[2] not in (GROUP_K, 2 * GROUP_K):
+        reason = f"a step of pipeline {INT4_RING} is one or two groups of {GROUP_K} along k"
+        k = GROUP_K if config.tile[2] < 2 * GROUP_K else 2 * GROUP_K
         yield Violation("int4_steps", "tile", config.tile, reason, {"tile": with_extent(config.tile, 2, k)})
+    elif config.tile[1] % max(config.wave[1] * _COLUMNS, 1):
+        reason = f"a wave of pipeline {INT4_RING} has whole {_COLUMNS} columns"
+        unit = config.wave[1] * _COLUMNS
+        n = max(config.tile[1] // unit, 1) * unit
+        yield Violation("int4_steps", "tile", config.tile, reason, {"tile": with_extent(config.tile, 1, n)})
 
 
 def int4_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
