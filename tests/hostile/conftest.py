@@ -7,4 +7,4 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SERVER = HERE.parent / "server"
-sys.path[:0] = [str(SERVER / "rpc"), str(SERVER / "local"), str(HERE)]
+sys.path[:0] = [str(SERVER / "rpc"), str(SERVER / "local"), str(SERVER / "app"), str(HERE)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 from hostile_servers import LIMITED, WAIT_S, bystander_lives, healthy
 from rpc_harness import FAKE, ServerProcess, eventually
@@ -56,9 +57,17 @@ def test_connections_of_one_process_leave_descriptors_to_others(tmp_path: Path, 
             assert process.stdout is not None
             assert process.stdout.readline() == "opened\n"
             assert eventually(lambda: len(server.descriptors()) < DESCRIPTORS * 3 // 4, WAIT_S)
+            # Until the server has looked, newcomers are closed.
+            assert eventually(lambda: "connections of gRPC" in server.log(), WAIT_S)
+            assert eventually(lambda: answers(address), WAIT_S)
             bystander_lives(address)
             process.kill()
-        assert "connections of gRPC" in server.log()
+
+
+def answers(address: str) -> bool:
+    with contextlib.suppress(grpc.RpcError):
+        return healthy(address)
+    return False
 
 
 @pytest.mark.extended

@@ -26,6 +26,8 @@ log = logging.getLogger("tilewright.connections")
 INTERVAL_S = 0.25
 """Time between two looks."""
 _CREDENTIALS = struct.Struct("3i")
+_TCP_INFO = struct.Struct("=52xI64xQ")
+"""Of ``struct tcp_info`` (linux/tcp.h): milliseconds since data came, and bytes that arrived at the other end."""
 Holder = tuple[str, str]
 """Principal and process, as far as the kernel tells them."""
 
@@ -69,6 +71,9 @@ class Connections:
             holder = self._holder(number)
             if holder is not None:
                 found[holder].append(number)
+        for holder, items in found.items():
+            if not holder[1]:  # a host, from which many may call: those of least use are last, and go first
+                items.sort(key=self._uselessness)
         for holder, surplus in _surplus(found, self._limit, share):
             ended = sum(self._end(number, holder) for number in surplus)
             if ended:
@@ -96,6 +101,17 @@ class Connections:
             if accepted.family in (socket.AF_INET, socket.AF_INET6) and name[1] in self._ports:
                 return f"tcp:{accepted.getpeername()[0]}", ""
         return None
+
+    @staticmethod
+    def _uselessness(number: int) -> tuple[bool, int]:
+        """Over TCP: connections over which nothing was ever answered, such as handshakes that stall, come behind the
+        others; among equals those that have said nothing for longest."""
+        with _socket(number) as accepted, contextlib.suppress(OSError, struct.error):
+            if accepted is not None:
+                data = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                quiet_ms, arrived = _TCP_INFO.unpack(data)
+                return arrived <= 1, quiet_ms  # the connection itself counts as one
+        return False, 0
 
     def _end(self, number: int, holder: Holder) -> bool:
         """Shut a connection down; gRPC closes it. False if the descriptor has become another's."""

@@ -53,6 +53,8 @@ HEALTH_RECEIVED = 16
 LAST_TOKEN_FIELD = b"\x3a\x10"
 """How the token begins in the one request that ends with it, ``BuildRequest``: field 7, sixteen bytes."""
 REFLECTION = "grpc.reflection.v1.ServerReflection"
+HANDSHAKE_MS = 10_000
+"""Time for TLS, or for the first bytes of HTTP/2."""
 QUIET_S = 0.25
 """Time without a new call after which none is expected."""
 REAPERS = 16
@@ -233,6 +235,9 @@ def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),  # bounded where replies are made
         ("grpc.max_concurrent_streams", 1000),
         ("grpc.max_metadata_size", 16 * 1024),
+        # Closed when they come, so that gRPC never lacks a descriptor: it may then listen no more, or end the process.
+        ("grpc.max_allowed_incoming_connections", settings.max_connections + settings.max_connections // 4),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients at random
         ("grpc.http2.bdp_probe", 0),  # or a call that is not received yet may send megabytes
         ("grpc.keepalive_time_ms", keepalive_ms),

@@ -48,10 +48,22 @@ class Certificates:
         self._configuration, self._serials = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For ``add_secure_port``."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._configuration, self._fetch, require_client_authentication=self._files.client_ca is not None
-        )
+        """For one call of ``add_secure_port``."""
+        given = self._configuration
+
+        def fetch() -> Any:
+            """The configuration if it is another than the last; runs with every handshake. gRPC takes one that is given
+            for a new one, and ends the process if handshakes fail while it is put in the other's place."""
+            nonlocal given
+            latest = self._latest()
+            with self._lock:
+                if latest is given:
+                    return None
+                given = latest
+            return latest
+
+        needed = self._files.client_ca is not None
+        return grpc.dynamic_ssl_server_credentials(given, fetch, require_client_authentication=needed)
 
     def refresh(self) -> None:
         """Read the files again if they have changed. Raises ``InvalidArgumentError``; the old ones then stay."""
@@ -67,8 +79,8 @@ class Certificates:
         """True for a client's certificate that the revocation list names."""
         return bool(self._serials) and _serial(pem) in self._serials
 
-    def _fetch(self) -> Any:
-        """Runs with every handshake, and must not raise."""
+    def _latest(self) -> Any:
+        """What the files hold, or held last. Does not raise."""
         try:
             self.refresh()
         except InvalidArgumentError as error:
