@@ -26,8 +26,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, 
 
 
 @pytest.fixture(scope="module")
-def target(libraries: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with service(libraries, tmp_path_factory.mktemp("service")) as address:
+def target(libraries: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> Iterator[str]:
+    with service(libraries, tmp_path_factory.mktemp("service"), kernel_cache) as address:
         yield address
 
 

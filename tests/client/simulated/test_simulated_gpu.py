@@ -257,9 +257,9 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.fixture
-def own_target(libraries: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
+def own_target(libraries: tuple[Path, Path], tmp_path: Path, kernel_cache: Path) -> Iterator[str]:
     """A service whose device may be lost: seconds after the death of a client whose launch waits, it is replaced."""
-    with service(libraries, tmp_path) as address:
+    with service(libraries, tmp_path, kernel_cache) as address:
         yield address
 
 
