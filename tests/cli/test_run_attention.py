@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tilewright_fmha.commands.command import COMMAND
 from tilewright_kit.commands.discovery import installed_commands
 from tilewright_tools.cli.problems.loading import case_of, load
 
@@ -51,6 +53,12 @@ def test_a_table_is_for_people_and_explain_says_why(cli, target):
     assert found.code == 0, found.err
     assert all(item["kernel"].startswith("fmha_fwd") for item in found.json["candidates"])
     assert "decided by" in cli("kernels", "explain", "attention", *arguments).out
+
+
+def test_scores_that_nobody_sees_are_compared_as_numbers():
+    case = COMMAND.case({"batch": 1, "heads": 1, "seq_k": 2, "hdim": 8, "scores": "masked"})
+    found = COMMAND.compared(case, {}, "scores", np.array([[1.5, -np.inf], [0.25, 2.0]], np.float32))
+    assert found.tolist() == [[1.5, -32.0], [0.25, 2.0]]
 
 
 @pytest.mark.parametrize(

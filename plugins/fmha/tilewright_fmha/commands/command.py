@@ -18,6 +18,8 @@ _EIGHT_BIT = 8e-3
 """Weights of 8-bit operands are rounded to bf16 for the second product."""
 _STORED = 4e-2
 """New rows of a cache of 8 bits are rounded to 3 bits of mantissa."""
+_HIDDEN = -32.0
+"""Far below the scores of random queries and keys, and not so far that it would hide how wrong these are."""
 _PLACES = tuple(f"{axis}{product}" for product in range(3) for axis in "mnk")
 _TUPLES = {"wave": "wave", "warp_tile": "warp"}
 """Options of several numbers, by the prefix of each in ``select_set``: wave_m0, wave_n0, ..., wave_k2."""
@@ -200,7 +202,11 @@ class AttentionCommand(ProblemCommand):
         }  # fmt: skip
 
     def compared(self, case: AttentionCase, inputs: Mapping[str, Any], name: str, output: Any) -> Any:
-        """Rows behind the last sequence belong to none, and are not written; of a cache the new rows are."""
+        """Rows behind the last sequence belong to none, and are not written; of a cache the new rows are. What no query
+        sees is ``-inf`` among scores: a number that no score has here stands for it.
+        """
+        if name == "scores":
+            output = _finite(output)
         if case.direction == "append":
             return _appended(case, inputs, output) if name in ("k_cache", "v_cache") else output
         if not case.is_varlen:
@@ -251,6 +257,12 @@ def _numbers(name: str, text: str) -> list[tuple[str, int]]:
             fix="join them by x, with * for any: 4x1x1x4x1x1 or 4x*x1",
         )
     return [(place, int(size)) for place, size in zip(_PLACES, sizes, strict=False) if size != "*"]
+
+
+def _finite(scores: Any) -> Any:
+    import numpy as np
+
+    return np.where(np.isneginf(scores), _HIDDEN, scores)
 
 
 def _appended(case: AttentionCase, inputs: Mapping[str, Any], cache: Any) -> Any:
