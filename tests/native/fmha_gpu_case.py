@@ -156,7 +156,10 @@ class HostKernels:
 
 
 class AmdKernels(AmdUnits[GpuFmhaKernel]):
-    """Kernels for AMD GPUs in the project's emulator."""
+    """Kernels for AMD GPUs in the project's emulator. ``waves``: the order of waves (``Checks``); with one, memory is
+    weak."""
+
+    waves = 0
 
     def __init__(
         self,
@@ -185,7 +188,7 @@ class AmdKernels(AmdUnits[GpuFmhaKernel]):
         grid = kernel.grid(args)
         report = CodeObject.load(built.path).kernel(name).launch(
             memory, grid=(grid, 1, 1), block=(threads, 1, 1), arguments=bytes(args), dynamic_lds=shared,
-            checks=Checks(order=seed + 1),
+            checks=Checks(order=seed + 1, waves=self.waves, weak=bool(self.waves)),
         )  # fmt: skip
         assert not counters.any(), "the launch leaves its counters at zero"
         args.counters = None

@@ -84,6 +84,19 @@ def test_features(kernels: AmdKernels, name: str, rng: np.random.Generator) -> N
     call.check()
 
 
+@pytest.mark.parametrize("waves", [1, -1, 5])
+@pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("_varlen", "odd_heads", "_split"))])
+@pytest.mark.some(1)
+def test_waves_may_come_in_any_order_and_see_stores_late(
+    kernels: AmdKernels, name: str, waves: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "waves", waves)
+    kernel, shape = CASES[name]
+    call = GpuFmhaCall(kernel, shape, rng, at_end=bool(rng.integers(2)))
+    call.run(kernels)
+    call.check()
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.some(3)
 def test_kernels_have_no_spills(kernels: AmdKernels, name: str) -> None:
