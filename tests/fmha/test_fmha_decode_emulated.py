@@ -105,7 +105,7 @@ def test_waves_share_keys(name: str, gpu: DeviceInfo, folder: Path) -> None:
 
 def test_parts_may_be_left_to_a_second_stage(gpu: DeviceInfo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What launches without counters do: no plan asks for it, but measurements compare the two."""
-    monkeypatch.setattr("tilewright_fmha.plan.plan.adds_parts", lambda *_: False)
+    monkeypatch.setattr("tilewright_fmha.plan.plan.tickets_of", lambda *_: 0)
     request = OperationRequest(ATTENTION, dense("bf16", 1, 700, 64, 64), {}, {"num_splits": 5, **LSE})
     problem = parse_attention(request)
     config = next(item for item in fmha_candidates(problem, gpu) if item.pipeline == FEW_ROWS and item.pack_gqa)

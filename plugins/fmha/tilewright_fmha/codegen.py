@@ -9,6 +9,7 @@ from functools import partial
 from tilewright_arch import ArchSpec
 from tilewright_fmha import __version__
 from tilewright_fmha.config.config import FLAGS, FmhaConfig
+from tilewright_fmha.config.latent import is_latent
 from tilewright_fmha.pipelines.records import pipeline_of
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.sources import portable_source
@@ -70,10 +71,10 @@ def render_gpu(config: FmhaConfig, arch: ArchSpec, asked: FmhaConfig | None = No
 
 
 def _keeps_words(config: FmhaConfig, arch: ArchSpec) -> bool:
-    """Gradients on NVIDIA GPUs take all registers that there are: with some features a few words, which a block of
-    queries needs once, lie in memory.
+    """Gradients on NVIDIA GPUs, and consumers of 32 rows of latent caches, take all registers that there are: with some
+    features a few words, which a block of queries or a piece of work needs once, lie in memory.
     """
-    return arch.kind == "cuda" and config.family is Family.DQ_DK_DV
+    return arch.kind == "cuda" and (config.family is Family.DQ_DK_DV or (is_latent(config) and config.m0 > 16))
 
 
 def product_type(config: FmhaConfig, kind: str) -> DType:

@@ -243,7 +243,7 @@ def block_words(given: Mapping[str, Any]) -> dict[str, Any]:
                 "there are no scales",
                 f"leave it out, or give {' or '.join(scales)} of fp8 operands",
             )
-    return {name: given[name] for name in ("qscale", "scale_block_q", "scale_block_k", "num_splits")}
+    return {name: given[name] for name in ("qscale", "scale_block_q", "scale_block_k", "head_dim_v", "num_splits")}
 
 
 def no_effect(field: str, value: object, why: str, fix: str) -> InvalidArgumentError:

@@ -40,7 +40,7 @@ def _attention(
     /,
     q: Operand,
     k: Operand,
-    v: Operand,
+    v: Operand | None,
     attn_mask: Operand | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -72,6 +72,9 @@ def _attention(
     ``[B, Hq, Sq, Sk]``, last of the results: ``"scaled"`` (``scale * q @ k.T``), ``"softcap"``, ``"masked"`` (with bias
     and slopes, ``-inf`` where a query does not see a key) or ``"probabilities"`` (those before dropout).
 
+    A latent cache (multi-head latent attention) is ``k`` alone: with ``v=None`` and ``head_dim_v`` the values are the
+    first so many elements of each key.
+
     ``dropout_p`` drops weights by ``seed`` and ``offset`` (or ``rng``, as ``return_rng`` gives it): equal ones drop the
     same; without a seed one is drawn. With ``return_lse``, ``return_randval``, ``return_status`` or ``return_rng`` the
     result is a tuple of the output, the logarithms ``[B, Hq, Sq]`` of the rows' sums (those of ``sinks`` included), the
@@ -86,9 +89,10 @@ def _attention(
     given = {**FORWARD, **options, **locals()}
     more = {"cache_index": indices(cache_index, "cache_index")}
     tensors, swapped = {"q": q, "k": k, "v": v}, "qkv" if is_bshd(layout) else ""
-    if not swapped and given["out"] is None and all(getattr(item, "ndim", 0) == 3 for item in tensors.values()):
+    there = {name: item for name, item in tensors.items() if item is not None}
+    if not swapped and given["out"] is None and all(getattr(item, "ndim", 0) == 3 for item in there.values()):
         # As PyTorch's: [heads, rows, elements].
-        asked = forward(given, {name: item[None] for name, item in tensors.items()}, "", more)
+        asked = forward(given, {name: item[None] for name, item in there.items()}, "", more)
         return replace(asked, squeezed=(0,))
     return forward(given, tensors, swapped, more)
 
@@ -98,7 +102,7 @@ def _attention_varlen(
     /,
     q: Operand,
     k: Operand,
-    v: Operand,
+    v: Operand | None,
     cu_seqlens_q: Operand,
     cu_seqlens_k: Operand,
     max_seqlen_q: int,
@@ -133,7 +137,7 @@ def _attention_paged(
     /,
     q: Operand,
     k_pages: Operand,
-    v_pages: Operand,
+    v_pages: Operand | None,
     block_table: Operand,
     seqlens_k: Operand,
     is_causal: bool = False,

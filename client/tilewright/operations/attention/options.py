@@ -40,6 +40,7 @@ class Paged(_Scores, total=False):
     qscale: str | None
     scale_block_q: int | None
     scale_block_k: int | None
+    head_dim_v: int | None
     num_splits: int | None
     out_dtype: DTypeLike | None
     out: Any
@@ -64,7 +65,7 @@ _SCORES: dict[str, Any] = {
 _RESULTS: dict[str, Any] = {
     "return_lse": False, "return_randval": False, "return_status": False, "return_rng": False, "q_descale": None,
     "k_descale": None, "v_descale": None, "qscale": None, "scale_block_q": None, "scale_block_k": None,
-    "num_splits": None, "out_dtype": None, "out": None, "lse": None,
+    "head_dim_v": None, "num_splits": None, "out_dtype": None, "out": None, "lse": None,
 }  # fmt: skip
 BACKWARD: dict[str, Any] = {**_SCORES, "seqlens_k": None, **CHOICE}
 PAGED: dict[str, Any] = {**_SCORES, **_RESULTS, **CHOICE}

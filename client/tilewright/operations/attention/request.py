@@ -32,6 +32,7 @@ Given = Mapping[str, Any]
 
 def operands(given: Given, tensors: Given, swapped: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Inputs and attributes that forward and backward pass share."""
+    tensors = {name: value for name, value in tensors.items() if value is not None}
     inputs = {name: heads_first(value, name) if name in swapped else value for name, value in tensors.items()}
     inputs["bias"] = bias_operand(given.get("attn_mask"), given["bias"])
     inputs |= {name: scale_operand(given[name], name) for name in ("alibi_slopes", "sinks")}

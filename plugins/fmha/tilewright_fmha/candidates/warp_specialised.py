@@ -10,6 +10,7 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_algorithms, decode_heads
 from tilewright_fmha.config.features import features_of
 from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm, gradient_heads
+from tilewright_fmha.config.latent import LATENT_HEADS, is_latent, latent_algorithms
 from tilewright_fmha.config.warp_specialised import specialised_algorithms, specialised_heads
 from tilewright_fmha.launch.tensor_maps import copy_mismatches
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -27,8 +28,12 @@ def ws_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mappi
     if config.family is Family.DQ_DK_DV:
         yield from (gradient_algorithm(config.hdim) for _ in range(config.hdim in GRADIENT_HEADS))
         return
-    few = config.family is Family.SPLITKV
-    yield from decode_algorithms(config.hdim, config.dtype) if few else specialised_algorithms(config.hdim)
+    if config.family is not Family.SPLITKV:
+        yield from specialised_algorithms(config.hdim)
+    elif config.hdim == LATENT_HEADS:
+        yield from latent_algorithms()
+    else:
+        yield from decode_algorithms(config.hdim, config.dtype)
 
 
 def ws_algorithms(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
@@ -61,9 +66,13 @@ def _forward(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
 def _few_rows(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
     """The kernel of the fewest rows that hold all query heads of a key head."""
     hdim = decode_heads(problem.dtype, problem.hdim_q, problem.hdim_v)
-    if hdim is None:
+    if hdim is not None:
+        cuts = decode_algorithms(hdim, problem.dtype)
+    elif problem.v_in_k and problem.hdim_q <= LATENT_HEADS[0] and problem.hdim_v <= LATENT_HEADS[1]:
+        hdim, cuts = LATENT_HEADS, latent_algorithms()
+    else:
         return
-    found = [plain.replace(hdim=hdim, **item) for item in decode_algorithms(hdim, problem.dtype)]
+    found = [plain.replace(hdim=hdim, **item) for item in cuts]
     rows = problem.seq_q * problem.group
     yield next((item for item in found if item.m0 >= rows), found[-1])
 
@@ -76,4 +85,7 @@ def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violatio
     if config.family is Family.DQ_DK_DV and (problem.has("seqlens_q") or problem.has("seqlens_k")):
         reason = "what lies beyond an item's length takes part in its products, times zero, and may be no number"
         yield Violation("lengths", "pipeline", config.pipeline, reason)
+    if is_latent(config) and not problem.v_in_k:
+        reason = "its values are the first elements of keys, and the problem has values of their own"
+        yield Violation("latent_values", "hdim", config.hdim, reason)
     yield from copy_mismatches(problem, config)

@@ -50,7 +50,7 @@ SIGNATURE_FIELDS = (
     "rope", "kv_layout", "kv_lookup", "page_size",
 )  # fmt: skip
 AUTO = "auto"
-"""What the arch prefers, in a field that nobody filled."""
+"""The word of a field that nobody filled: as the arch prefers."""
 FLAGS = (
     "lse", "dropout", "softcap", "sink", "learned_sinks", "skip_min_seqlen_q", "dbias", "randval", "deterministic",
     "paged",

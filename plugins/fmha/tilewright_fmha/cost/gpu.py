@@ -10,7 +10,7 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.pipelines import offers_specialised
 from tilewright_fmha.footprint.backward_partition import counted_clocks, gradient_clocks, on_mma
 from tilewright_fmha.footprint.gpu import resident
-from tilewright_fmha.launch.splits import adds_parts, choose_splits
+from tilewright_fmha.launch.splits import choose_splits, tickets_of
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import BiasKind, Family
 from tilewright_kit.contract.device import DeviceInfo
@@ -95,7 +95,7 @@ def predict_gpu(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
     cached = keys / (l2_rate * drawn)
     partial = 8.0 * splits * rows * heads * v if splits > 1 else 0.0
     memory = (problem.bytes_moved + partial) / (memory_rate * min(1.0, 1.5 * drawn))
-    launches = {Family.SPLITKV: 1 if adds_parts(config, device) else 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
+    launches = {Family.SPLITKV: 1 if tickets_of(config, device, 2) else 2, Family.DQ_DK_DV: 3}.get(config.family, 1)
     seconds = max(compute + scores, cached, memory) + launches * LAUNCH_SECONDS
     parts = {"compute": compute, "scores": scores, "l2": cached, "memory": memory, "launch": launches * LAUNCH_SECONDS}
     return Prediction(max(seconds, 1e-9), parts)

@@ -9,6 +9,7 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_bytes, decode_resident, decodes
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.config.gradients import specialised_gradient, specialised_gradient_bytes
+from tilewright_fmha.config.latent import is_latent, latent_bytes
 from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.backward_partition import gradient_bytes, gradient_registers
 from tilewright_fmha.footprint.tile_products import products_of, threads_of, wave_threads
@@ -41,6 +42,8 @@ _MORE_ROWS = 100
 
 def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     """Bytes of shared memory of a workgroup."""
+    if is_latent(config):
+        return latent_bytes(config, arch)
     if decodes(config):
         return decode_bytes(config, arch)
     if specialised_gradient(config):
@@ -121,7 +124,7 @@ def _along_keys(config: FmhaConfig) -> bool:
 def resident(config: FmhaConfig, arch: ArchSpec) -> int:
     """Workgroups that share a unit, by shared memory and registers."""
     if decodes(config):
-        return decode_resident(config)
+        return 1 if is_latent(config) else decode_resident(config)
     if specialised_gradient(config):
         return 1
     threads = threads_of(config, arch)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import DECODE_THREADS, decodes
+from tilewright_fmha.config.latent import is_latent, latent_threads
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.types.arithmetic import ceil_div
@@ -75,6 +76,8 @@ def wave_threads(config: FmhaConfig, arch: ArchSpec) -> int:
 
 def threads_of(config: FmhaConfig, arch: ArchSpec) -> int:
     """Threads of a workgroup, producers included."""
+    if is_latent(config):
+        return latent_threads(config)
     if decodes(config):
         return DECODE_THREADS
     producers = 128 if is_specialised(config) else 0

@@ -9,6 +9,7 @@ from typing import Any
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.config.decode import decode_algorithms
 from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm
+from tilewright_fmha.config.latent import LATENT_HEADS, latent_algorithms
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family, FmhaDType, KvLookup, MaskKind, Mode
 from tilewright_kit.kernel_sets.declare import Declaration, DeferredDeclarations, declare
@@ -45,6 +46,7 @@ def _forward() -> Declarations:
             if cut["tile"][:2] in _USUAL[hdim]:
                 yield from (declare(_CONFIG, **{**own, **fields}) for fields in features)
     yield from _few_rows(pages)
+    yield from _latent(pages)
 
 
 def _few_rows(pages: Mapping[str, Any]) -> Declarations:
@@ -61,6 +63,22 @@ def _few_rows(pages: Mapping[str, Any]) -> Declarations:
             yield from (declare(_CONFIG, **own, **cut) for cut in cuts)
             if hdim in _BYTES_HEADS:
                 yield from (declare(_CONFIG, **{**own, **cuts[0], **fields}) for fields in features)
+
+
+def _latent(pages: Mapping[str, Any]) -> Declarations:
+    """Hopper's own over latent caches: every cut, in pages too, and every feature in two of them."""
+    features: tuple[Mapping[str, Any], ...] = (
+        {"dtype": FmhaDType.FP16},
+        {**pages, "mode": Mode.GROUP, "kv_lookup": KvLookup.SGLANG},
+        {"mask": MaskKind.WINDOW, "sink": True, "softcap": True, "learned_sinks": True, "lse": True},
+    )
+    own: dict[str, Any] = {"family": Family.SPLITKV, "max_splits_log2": 7, "dtype": FmhaDType.BF16}
+    own["hdim"] = LATENT_HEADS
+    for cut in latent_algorithms():
+        yield declare(_CONFIG, **own, **cut)
+        yield declare(_CONFIG, **{**own, **cut, **pages})
+        if cut["tile"][0] in (16, 64):
+            yield from (declare(_CONFIG, **{**own, **cut, **fields}) for fields in features)
 
 
 def _gradients() -> Declarations:

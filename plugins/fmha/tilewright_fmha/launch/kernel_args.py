@@ -79,7 +79,7 @@ def args_of(
     fields: list[Arg] = [
         own_tensor(problem, OWN[name], parts[OWN[name]])
         if OWN.get(name) in parts
-        else tensor_args(problem.place(_APPENDED.get(name, name) if append else name))
+        else tensor_args(problem, _APPENDED.get(name, name) if append else name)
         for name in _names()
     ]
     fields += [_scale(problem, name[0]) for name in SCALES]
@@ -118,12 +118,13 @@ def _names() -> tuple[str, ...]:
     return tuple(TENSORS.values())
 
 
-def tensor_args(place: Strides) -> Struct:
+def tensor_args(problem: FmhaProblem, name: str) -> Struct:
     """``tw_fmha_tensor``; zeros for what is not there."""
+    place = problem.place(name)
     if not place.operand:
         return Struct((Pointer(), *(I64(0),) * 5))
     steps = (place.batch, place.head, place.row, place.col, place.chunk)
-    return Struct((Pointer(place.operand), *(I64(step) for step in steps)))
+    return Struct((Pointer(problem.source(place.operand)), *(I64(step) for step in steps)))
 
 
 def _scale(problem: FmhaProblem, letter: str) -> Struct:

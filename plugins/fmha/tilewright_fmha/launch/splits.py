@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.latent import is_latent, latent_joins
 from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.gpu import resident
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -11,7 +12,7 @@ from tilewright_fmha.vocabulary import Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.arithmetic import ceil_div
 
-__all__ = ["LEAST_BLOCKS", "adds_parts", "choose_splits", "wants_splits", "work_items"]
+__all__ = ["LEAST_BLOCKS", "choose_splits", "tickets_of", "wants_splits", "work_items"]
 
 LEAST_BLOCKS = 4
 """Blocks of keys below which cutting them does not pay."""
@@ -36,9 +37,13 @@ _PART = 1 / 4
 """Cost of adding a part to the others, in blocks."""
 
 
-def adds_parts(config: FmhaConfig, device: DeviceInfo) -> bool:
-    """Tell if a split kernel adds the parts of the keys (``gpu/fmha/splitkv_reduce.hpp``) without a second stage."""
-    return (config.pipeline == FEW_ROWS and device.arch.kind == "cuda") or decodes(config)
+def tickets_of(config: FmhaConfig, device: DeviceInfo, splits: int) -> int:
+    """Counters for each tile of rows of a split kernel that adds the parts of the keys without a second stage
+    (``gpu/fmha/splitkv_reduce.hpp``); 0 for others.
+    """
+    if is_latent(config):
+        return latent_joins(config, splits)
+    return int((config.pipeline == FEW_ROWS and device.arch.kind == "cuda") or decodes(config))
 
 
 def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
@@ -52,6 +57,8 @@ def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -
     """True if cutting the keys could pay: too little work for all units, and keys enough. Kernels for few rows are only
     split ones.
     """
+    if is_latent(config):
+        return True  # no other kernels of GPUs have such heads
     if decodes(config):
         return problem.seq_q * problem.group <= _MOST_ROWS and problem.seq_k >= LEAST_BLOCKS * config.n0
     if config.pipeline == FEW_ROWS:

@@ -71,7 +71,7 @@ def _map(problem: FmhaProblem, name: str, rows: int, line: int, few: bool) -> Te
     line = min(line, _LINE)
     fetch = _LINE if few else 2 * _LINE
     dtype = problem.operand(name).desc.dtype.value
-    return TensorMap(name, 0, dtype, sizes, strides, (line // size, rows, 1, 1), line, fetch)
+    return TensorMap(problem.source(name), 0, dtype, sizes, strides, (line // size, rows, 1, 1), line, fetch)
 
 
 def copy_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:

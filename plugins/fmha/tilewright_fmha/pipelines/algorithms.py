@@ -17,7 +17,7 @@ from tilewright_fmha.pipelines.templates import templates_of
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Correction, RuleBook, Violation
 
-__all__ = ["CompletedRules", "completed", "valid_algorithms"]
+__all__ = ["CompletedRules", "completed", "is_free", "valid_algorithms"]
 
 
 def _algorithms(config: FmhaConfig, arch: ArchSpec) -> Iterator[Mapping[str, Any]]:
@@ -52,6 +52,11 @@ def _valid(config: FmhaConfig, arch: ArchSpec) -> tuple[Mapping[str, Any], ...]:
 
 _FREE: Mapping[str, Any] = {"pipeline": AUTO, "tile": (), "wave": (), "warp_tile": ()}
 """Fields of the algorithm, and the value of each that nobody filled."""
+
+
+def is_free(config: FmhaConfig, field: str) -> bool:
+    """True if nobody filled this field of the algorithm."""
+    return field in _FREE and bool(getattr(config, field) == _FREE[field])
 
 
 def completed(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:

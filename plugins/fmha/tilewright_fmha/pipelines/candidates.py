@@ -13,7 +13,7 @@ from tilewright_fmha.config.heads import held_hdim
 from tilewright_fmha.config.pipelines import family_pipelines
 from tilewright_fmha.config.tile_order import tile_order
 from tilewright_fmha.launch.splits import wants_splits
-from tilewright_fmha.pipelines.algorithms import valid_algorithms
+from tilewright_fmha.pipelines.algorithms import is_free, valid_algorithms
 from tilewright_fmha.pipelines.records import PIPELINES, pipeline_of, record_of
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES, templates_of
@@ -116,7 +116,9 @@ def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
     split = (problem.num_splits > 1 or odd) and Family.SPLITKV in families_of(problem)
     config = with_signature(problem, Family.SPLITKV if split else problem.family, device)
     violations = (*RULES.check(config, device.arch), *fmha_mismatches(problem, config, device))
-    return violations[0] if violations else None
+    # That nothing could be chosen for a signature is no reason, but follows from one.
+    told = [item for item in violations if not is_free(config, item.field)]
+    return next(iter(told or violations), None)
 
 
 def _gpu_algorithms(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.config.gradients import specialised_gradient
+from tilewright_fmha.config.latent import is_latent
 from tilewright_fmha.vocabulary import Family, QScale, Rope
 
 __all__ = ["HEADERS", "portable_source", "ws_source"]
@@ -47,6 +48,8 @@ def portable_source(config: FmhaConfig, kind: str) -> tuple[str, str]:
 
 def ws_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: ARG001
     """Header and macro of a warp-specialised kernel."""
+    if is_latent(config):
+        return "sm90/fmha/latent.hpp", "TW_FMHA_WS_LATENT_KERNEL"
     if decodes(config):
         return "sm90/fmha/decode.hpp", "TW_FMHA_WS_DECODE_KERNEL"
     if specialised_gradient(config):

@@ -11,7 +11,7 @@ from tilewright_fmha.config.warp_specialised import draws_tiles
 from tilewright_fmha.footprint.cpu import forward_bytes, lanes_of
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
-from tilewright_fmha.launch.splits import adds_parts, choose_splits, work_items
+from tilewright_fmha.launch.splits import choose_splits, tickets_of, work_items
 from tilewright_fmha.launch.tensor_maps import with_maps
 from tilewright_fmha.pipelines.templates import nearest, templates_of
 from tilewright_fmha.plan.backward import backward_parts
@@ -59,7 +59,7 @@ def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> E
 
 def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout) -> tuple[Stage, ...]:
     splits = choose_splits(problem, config, device)
-    joins = adds_parts(config, device)
+    joins = tickets_of(config, device, splits) > 0
     if joins and splits == 1:
         return (_forward("split", problem, config, device, layout, splits),)
     rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
@@ -103,8 +103,9 @@ def _stage(
 def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
     """Bytes of counters of a stage on a GPU."""
     splits = choose_splits(problem, config, device)
-    if splits > 1 and adds_parts(config, device):
-        return STATUS_BYTES + 4 * work_items(problem, config, device)
+    tickets = tickets_of(config, device, splits) if splits > 1 else 0
+    if tickets:
+        return STATUS_BYTES + 4 * tickets * work_items(problem, config, device)
     if turns := turns_of(config, problem.batch * problem.heads_q, problem.seq_q):
         return STATUS_BYTES + 4 * turns
     tells = problem.has("status") or problem.has("seqlens_out")

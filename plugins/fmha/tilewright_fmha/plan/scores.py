@@ -52,7 +52,7 @@ def scores_stage(
     if problem.scores is Scores.NONE:
         return ()
     own = {OWN_LSE: layout.offsets[OWN_LSE]} if OWN_LSE in layout.offsets else {}
-    to = tensor_args(problem.place("scores"))
+    to = tensor_args(problem, "scores")
     return (_stage("scores", problem, config, device, args_of(problem, parts=own), to, _WHAT[problem.scores]),)
 
 

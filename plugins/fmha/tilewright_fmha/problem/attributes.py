@@ -11,6 +11,7 @@ from tilewright_fmha.problem.declared.attributes import (
     CAUSAL,
     DETERMINISTIC,
     DROPOUT_P,
+    HEAD_DIM_V,
     KV_LAYOUT,
     KV_LOOKUP,
     LEAST,
@@ -85,6 +86,7 @@ class Attributes:
     qscale: QScale | None = None
     scale_block_q: int = 128
     scale_block_k: int = 128
+    head_dim_v: int = 0
     num_splits: int = 0
     min_q: int = 0
     rope: Rope | None = None
@@ -127,6 +129,7 @@ def read_attributes(given: Mapping[str, Any], operation: str) -> Attributes:
         qscale=take_word(given, QSCALE, QScale, "a way to scale fp8 operands"),
         scale_block_q=take_int(given, SCALE_BLOCK_Q),
         scale_block_k=take_int(given, SCALE_BLOCK_K),
+        head_dim_v=take_int(given, HEAD_DIM_V),
         num_splits=take_int(given, NUM_SPLITS),
         min_q=take_int(given, MIN_SEQLEN_Q),
         rope=take_word(given, ROPE, Rope, "a way to rotate"),

@@ -47,6 +47,8 @@ class Tensors:
     given: dict[str, TensorDesc]
     """Outputs that the caller described."""
     outputs: dict[str, TensorDesc] = field(default_factory=dict)
+    v_in_k: bool = False
+    """``v`` is a part of ``k``, and no tensor of its own."""
     places: dict[str, Strides] = field(default_factory=dict)
 
     def desc(self, name: str) -> TensorDesc | None:
@@ -89,7 +91,7 @@ class Tensors:
     def operands(self) -> tuple[Operand, ...]:
         """In binding order."""
         names = NAMES[self.operation]
-        ordered = (*names.required, *names.optional)
+        ordered = [name for name in (*names.required, *names.optional) if not (name == "v" and self.v_in_k)]
         found = [Operand(name, self.inputs[name], Role.INPUT) for name in ordered if name in self.inputs]
         found += [Operand(name, self.outputs[name], Role.OUTPUT) for name in names.outputs if name in self.outputs]
         return tuple(found)

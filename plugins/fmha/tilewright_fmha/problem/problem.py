@@ -154,6 +154,8 @@ class FmhaProblem(Problem):
     """Positions of the rotary tables."""
     new_rows: int = 0
     """Rows that ``kv_append`` adds to a sequence, at most."""
+    v_in_k: bool = False
+    """Values are the first elements of keys: there is no operand ``v``."""
     cache_items: int = 0
     """Batch items of a cache that is not paged: those of k and v."""
     num_splits: int = 0
@@ -193,8 +195,12 @@ class FmhaProblem(Problem):
     def has(self, name: str) -> bool:
         return name in self._names
 
+    def source(self, name: str) -> str:
+        """The operand that holds what ``name`` is."""
+        return "k" if name == "v" and self.v_in_k else name
+
     def operand(self, name: str) -> Operand:
-        return self._names[name]
+        return self._names[self.source(name)]
 
     # ---- what kind it is ----
 
@@ -340,7 +346,7 @@ class FmhaProblem(Problem):
             words["num_splits"] = str(self.num_splits)
         if self.alignment != DEFAULT_ALIGNMENT:
             words["alignment"] = str(self.alignment)
-        switches = ("lse", "randval", "status", "dbias", "dsinks", "learned_sinks")
+        switches = ("lse", "randval", "status", "dbias", "dsinks", "learned_sinks", "v_in_k")
         words |= {name: "on" for name in switches if getattr(self, name)}
         if not self.deterministic:
             words["deterministic"] = "off"

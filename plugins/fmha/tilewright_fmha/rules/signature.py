@@ -10,7 +10,8 @@ from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.heads import CPU_MOST_HDIM, held_hdim, most_hdim
 from tilewright_fmha.config.judging import must_be
-from tilewright_fmha.config.pipelines import family_pipelines
+from tilewright_fmha.config.latent import holds_latent
+from tilewright_fmha.config.pipelines import family_pipelines, offers_specialised
 from tilewright_fmha.vocabulary import (
     FAMILY_OPERATIONS,
     MAIN_FAMILIES,
@@ -113,6 +114,8 @@ def trload_support(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def hdim_multiple_of_8(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Kernels hold heads of 8 to 256 elements, in multiples of 8; on CPUs up to 1024."""
+    if holds_latent(config) and offers_specialised(arch):
+        return
     most = most_hdim(arch)
     q, v = (min(max(-(-size // 8) * 8, LEAST_HDIM), most) for size in config.hdim)
     reason = f"kernels hold heads of {LEAST_HDIM} to {most} elements, in multiples of 8"
@@ -127,7 +130,7 @@ def hdim_arch(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """
     spec = attention_of(arch)
     listed = spec.hdims.get(config.dtype.value, ()) if spec else ()
-    if not listed or config.hdim in listed or spec is None:
+    if not listed or config.hdim in listed or spec is None or (holds_latent(config) and offers_specialised(arch)):
         return
     other = held_hdim(arch, config.dtype.value, *config.hdim) or listed[-1]
     if other == config.hdim:

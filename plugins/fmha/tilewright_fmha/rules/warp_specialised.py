@@ -10,6 +10,7 @@ from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decode_form
 from tilewright_fmha.config.gradients import gradient_form
 from tilewright_fmha.config.judging import must_be, replaced
+from tilewright_fmha.config.latent import is_latent, latent_form
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import HEADS, specialised_bytes, specialised_heads
 from tilewright_fmha.rules.gpu import of_products
@@ -37,7 +38,7 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
             yield from must_be("ws_form", config, "stages", 0, "the pipeline says how many tiles are on their way")
         return
     if config.family is Family.SPLITKV:
-        yield from decode_form(config, arch)
+        yield from latent_form(config, arch) if is_latent(config) else decode_form(config, arch)
         return
     if config.family is Family.DQ_DK_DV:
         yield from gradient_form(config)

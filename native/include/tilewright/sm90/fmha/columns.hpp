@@ -6,10 +6,11 @@
 
 namespace tw::sm90 {
 
-template <class C>
+// P: the kernel's plan, which says how many columns a consumer has (P::m0), and how many consumers there are.
+template <class C, class P = FmhaDecodePlan<C>>
 struct FmhaColumns {
-  using Plan = FmhaDecodePlan<C>;
-  static constexpr int m0 = C::m0, n0 = C::n0, tiles = Plan::tiles, pairs = m0 / 8, columns = m0 / 4;
+  using Plan = P;
+  static constexpr int m0 = Plan::m0, n0 = C::n0, tiles = Plan::tiles, pairs = m0 / 8, columns = m0 / 4;
   static constexpr bool masked = C::mask != FmhaMask::no, windowed = C::mask == FmhaMask::window;
   static constexpr bool scaled = C::qscale != FmhaScale::no;
   static_assert(C::qscale == FmhaScale::no || C::qscale == FmhaScale::pertensor, "one factor for all keys of a head");
@@ -20,10 +21,12 @@ struct FmhaColumns {
   int keys, last[masked ? columns : 1], first[windowed ? columns : 1], sinks;  // what a column sees
   int whole_first, whole_last;         // keys that all columns see
 
-  static constexpr int kBarrier = 1;
-  static TW_SM90 void meet() { join_barrier(kBarrier, kWarpgroup); }
+  static constexpr int kBarrier = 1;  // of the first consumer
+  static TW_SM90 int consumer() { return Plan::consumers == 1 ? 0 : (int)threadIdx.x / kWarpgroup; }
+  static TW_SM90 int thread() { return Plan::consumers == 1 ? (int)threadIdx.x : (int)threadIdx.x % kWarpgroup; }
+  static TW_SM90 void meet() { join_barrier(kBarrier + consumer(), kWarpgroup); }
   static TW_SM90 int lane() { return threadIdx.x % kWarp; }
-  static TW_SM90 int warp() { return threadIdx.x / kWarp; }
+  static TW_SM90 int warp() { return thread() / kWarp; }
   static TW_SM90 int bound(int64_t x) { return (int)fmha_min(x, 1 << 29); }
   // The row of queries of this thread's column `i`.
   static TW_SM90 int row_of(int i) { return i / 2 * 8 + lane() % 4 * 2 + i % 2; }

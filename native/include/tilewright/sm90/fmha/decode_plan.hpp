@@ -14,7 +14,13 @@ struct FmhaDecodePlan {
   static constexpr bool bytes = size_of<K> == 1;  // a cache of 8 bits, which becomes fp16 in registers
   using X = typename gpu::FmhaDecodeProduct<Q, bytes, false>::type;
   static constexpr int q = C::hdim_q, v = C::hdim_v, m0 = C::m0, n0 = C::n0, tiles = n0 / 64;
-  static constexpr int threads = kWarpgroup + kWarp;  // a warpgroup that consumes, a warp that produces
+  static constexpr int consumers = 1, threads = kWarpgroup + kWarp;  // a warpgroup that consumes, a warp that produces
+  // Contents of a slot: keys of a block, then its values.
+  static constexpr int parts = 2;
+  static constexpr int map_of(int part) { return part + 1; }
+  static constexpr int first_panel(int) { return 0; }
+  static constexpr int panels_of(int part) { return panels(part == 0 ? q : v); }
+  static constexpr int bytes_of(int part) { return part == 0 ? k_bytes : v_bytes; }
 
   static_assert(is_same<X, fp16> || is_same<X, bf16>, "products of 16-bit elements");
   static_assert(is_same<K, Q> || is_same<K, fp8>, "caches in the type of the queries, or in fp8");
@@ -72,10 +78,10 @@ struct FmhaDecodeBarriers {
   TW_SM90 uint32_t absent(int stage) const { return base + absent_at + stage * 4; }
   TW_SM90 uint32_t slot(int stage) const { return base + slots_at + stage * FmhaPiece::bytes; }
 
-  // One thread. All four warps give a slot back.
+  // One thread. All four warps of a consumer give a slot back.
   TW_SM90 void init() const {
-    ring().init(4);
-    next().init(4);
+    ring().init(4 * Plan::consumers);
+    next().init(4 * Plan::consumers);
   }
 };
 

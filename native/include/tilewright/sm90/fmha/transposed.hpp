@@ -23,13 +23,13 @@ TW_WGMMA_RS_COLUMNS(16, 8, 9, 10, 11, 12, 13, 14)
 TW_WGMMA_RS_COLUMNS(32, 16, 17, 18, 19, 20, 21, 22)
 #undef TW_WGMMA_RS_COLUMNS
 
-template <class C>
+template <class C, class P = FmhaDecodePlan<C>>
 struct FmhaTransposed {
-  using Plan = FmhaDecodePlan<C>;
+  using Plan = P;
   using X = typename Plan::X;
   using K = typename Plan::K;
-  using Columns = FmhaColumns<C>;
-  static constexpr int m0 = C::m0, n0 = C::n0, tiles = Plan::tiles, value_tiles = C::hdim_v / 64, pairs = m0 / 8;
+  using Columns = FmhaColumns<C, P>;
+  static constexpr int m0 = Plan::m0, n0 = C::n0, tiles = Plan::tiles, value_tiles = C::hdim_v / 64, pairs = m0 / 8;
   using Scores = float[tiles][m0 / 2];
   using Results = float[value_tiles][m0 / 2];
 
@@ -38,6 +38,77 @@ struct FmhaTransposed {
   static TW_SM90 uint32_t byte_place(uint32_t block, int line, int chunk) {
     if constexpr (kElements == 64) return block + line * 64 + ((chunk ^ (line >> 1 & 3)) << 4);
     else return swizzled(block + chunk / 8 * (n0 * 128), line, chunk % 8);
+  }
+
+  // Where warps leave their maxima: two places that take turns.
+  static TW_SM90 uint32_t place_of_maxima(uint32_t shared, uint32_t& turn) {
+    turn ^= 1;
+    return shared + Plan::warps_at + turn * (4 * m0 * 4);
+  }
+
+  // Sixteen elements of a row at a time. For 8-bit caches they become fp16, scaled by a power of two so that none
+  // overflows, and change places as gpu/fmha/bytes.hpp says. Returns what scores are to be multiplied by.
+  static TW_SM90 float load_queries(const tw_fmha_args& args, uint32_t shared, const FmhaPiece& piece, int group,
+                                    uint32_t& turn) {
+    using Q = typename C::Q;
+    constexpr bool kScales = Plan::bytes && is_same<Q, bf16>;
+    constexpr int kParts = C::hdim_q / 16, kAll = m0 * kParts, kOwn = (kAll + kWarpgroup - 1) / kWarpgroup;
+    const int g = C::pack_gqa ? group : 1, thread = Columns::thread();
+    uint32_t w[kOwn][8], exponent = 0;
+#pragma unroll
+    for (int n = 0; n < kOwn; n++) {
+      const int i = n * kWarpgroup + thread, row = i / kParts, c = i % kParts * 16, p = piece.first + row, query = p / g;
+      const bool exists = i < kAll && query < piece.q_rows;
+      const int head = C::pack_gqa ? piece.head * group + (p - query * g) : piece.head;
+      const char* from = (const char*)args.q.ptr + ((C::varlen ? 0 : piece.b) * args.q.batch + head * args.q.head +
+                                                    (int64_t)(piece.q_first + query) * args.q.row + c) * 2;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        gpu::Words<4> x = {};
+        if (exists && c + h * 8 < (int)args.hdim_q) x = gpu::load_constant<gpu::Words<4>>(from + h * 16);
+#pragma unroll
+        for (int e = 0; e < 4; e++) w[n][4 * h + e] = x.w[e];
+      }
+      if constexpr (kScales)
+#pragma unroll
+        for (int e = 0; e < 16; e++) {
+          const uint32_t own = w[n][e / 2] >> (e % 2 * 16 + 7) & 255u;
+          exponent = own != 255 && own > exponent ? own : exponent;
+        }
+    }
+    uint32_t down = 127;
+    if constexpr (kScales) {
+      exponent = __reduce_max_sync(0xffffffffu, exponent);
+      const uint32_t at = place_of_maxima(shared, turn);
+      if (thread % kWarp == 0) store_word(at + thread / kWarp * 4, exponent);
+      Columns::meet();
+      const gpu::Words<4> all = gpu::load_shared<4>(at);
+      exponent = max(max(all.w[0], all.w[1]), max(all.w[2], all.w[3]));
+      // The largest becomes 2^14 to 2^15. Both powers of two are normal numbers.
+      down = max(exponent, 41u) + 113 - 127;
+      const float up = gpu::float_of((254 - down) << 23);
+#pragma unroll
+      for (int n = 0; n < kOwn; n++)
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+          w[n][e] = gpu::pack_halves(gpu::float_of(w[n][e] << 16) * up, gpu::float_of(w[n][e] & 0xffff0000u) * up);
+    }
+#pragma unroll
+    for (int n = 0; n < kOwn; n++) {
+      const int i = n * kWarpgroup + thread, row = i / kParts, part = i % kParts;
+      const uint32_t to = shared + Plan::rows_at + part / 4 * (m0 * 128);
+      const uint32_t (&x)[8] = w[n];
+      constexpr int kStep = Plan::bytes ? 2 : 1, kHigh = Plan::bytes ? 1 : 4;
+      const gpu::Words<4> low = {x[0], x[kStep], x[2 * kStep], x[3 * kStep]};
+      const gpu::Words<4> high = {x[kHigh], x[kHigh + kStep], x[kHigh + 2 * kStep], x[kHigh + 3 * kStep]};
+      if (kAll % kWarpgroup == 0 || i < kAll) {
+        gpu::store_shared(swizzled(to, row, part % 4 * 2), low);
+        gpu::store_shared(swizzled(to, row, part % 4 * 2 + 1), high);
+      }
+    }
+    fence_async_proxy();
+    Columns::meet();
+    return kScales ? gpu::float_of(down << 23) : 1.0f;
   }
 
   // S^T = K Q^T. Keys of 8 bits are no longer needed at the end.
@@ -152,7 +223,7 @@ struct FmhaTransposed {
   // tensor ends.
   static TW_SM90 void clear_tail(uint32_t block, int rows) {
     constexpr int kChunks = C::hdim_v * size_of<K> / 16, kPanel = Plan::line(C::hdim_v) / 16;
-    for (int i = (int)threadIdx.x; i < (n0 - rows) * kChunks; i += kWarpgroup) {
+    for (int i = Columns::thread(); i < (n0 - rows) * kChunks; i += kWarpgroup) {
       const int row = rows + i / kChunks, chunk = i % kChunks;
       const uint32_t to = block + chunk / kPanel * (n0 * kPanel * 16) + row * (kPanel * 16) + chunk % kPanel * 16;
       gpu::store_shared(to, gpu::Words<4>{});

@@ -120,6 +120,10 @@ SCALE_BLOCK_Q = integer(
     "scale_block_q", "Rows of queries with one factor, for `blockscale`.", 128, 1, MOST, unit="rows"
 )
 SCALE_BLOCK_K = integer("scale_block_k", "Keys with one factor, for `blockscale`.", 128, 1, MOST, unit=_SEEN)
+HEAD_DIM_V = integer(
+    "head_dim_v", "Elements of values, which are the first ones of each key (a latent cache).", 0, 0, 1024,
+    unit="elements", absent="as `v` has", constraint="Without `v`, and then needed; not above D.",
+)  # fmt: skip
 NUM_SPLITS = integer(
     "num_splits", "Parts that the keys are divided into, which are computed apart.", 0, 0, MAX_SPLITS,
     constraint="0: the planner decides.",
@@ -149,7 +153,7 @@ _PAGES = (PAGE_SIZE, KV_LAYOUT, KV_LOOKUP)
 ATTRIBUTES: Mapping[str, tuple[AttributeSpec, ...]] = {
     ATTENTION: (
         *_MASKED, *_DROPPED, *_LENGTHS, *_PAGES, RETURN_LSE, RETURN_RANDVAL, RETURN_SCORES, RETURN_STATUS, QSCALE,
-        SCALE_BLOCK_Q, SCALE_BLOCK_K, NUM_SPLITS, MIN_SEQLEN_Q, OUT_DTYPE,
+        SCALE_BLOCK_Q, SCALE_BLOCK_K, HEAD_DIM_V, NUM_SPLITS, MIN_SEQLEN_Q, OUT_DTYPE,
     ),
     ATTENTION_BACKWARD: (*_MASKED, *_DROPPED, *_LENGTHS, RETURN_RANDVAL, RETURN_DBIAS, DETERMINISTIC),
     KV_APPEND: (*_LENGTHS, *_PAGES, ROPE, ROTARY_DIM, RETURN_STATUS),

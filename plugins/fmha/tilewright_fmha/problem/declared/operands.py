@@ -93,8 +93,8 @@ OPERANDS: Mapping[str, tuple[OperandSpec, ...]] = {
     ATTENTION: (
         _Q,
         _input("k", "Keys.", (*_ROWS, *_PAGES), (3, 5), _TYPES, f"{_SAME}Of the type of `q`, or fp8. {_STRIDED}"),
-        _input("v", "Values.", (*_ROWS, *_V_PAGES), (3, 5), _TYPES,
-               f"As `k`, of which only the last size may differ. {_STRIDED}"),
+        _option("v", "Values; left out, they are the first elements of keys.", (*_ROWS, *_V_PAGES), (3, 5), _TYPES,
+                f"As `k`, of which only the last size may differ. Needed but with `head_dim_v`. {_STRIDED}"),
         *_LENGTHS,
         *_TABLES,
         *_SCORES,

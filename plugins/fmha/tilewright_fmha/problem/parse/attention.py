@@ -6,7 +6,7 @@ from tilewright_fmha.problem.attributes import Attributes, read_attributes
 from tilewright_fmha.problem.operands import Tensors, read_tensors
 from tilewright_fmha.problem.parse.append import parse_append
 from tilewright_fmha.problem.parse.backward import parse_backward
-from tilewright_fmha.problem.parse.keys import read_keys
+from tilewright_fmha.problem.parse.keys import read_keys, read_values
 from tilewright_fmha.problem.parse.options import need_dropout, read_dtype, read_scaling
 from tilewright_fmha.problem.parse.scores import score_fields
 from tilewright_fmha.problem.problem import AttentionProblem, Paging
@@ -23,6 +23,7 @@ def parse_attention(request: OperationRequest) -> AttentionProblem:
     """Check a request and infer what it left out. Raises ``InvalidArgumentError`` or ``UnsupportedError``."""
     tensors = read_tensors(request)
     attributes = read_attributes(request.attributes, request.operation)
+    read_values(tensors, attributes)
     sizes = read_queries(tensors, attributes)
     paging = read_keys(tensors, attributes, sizes)
     check_heads(sizes, "k", tensors.inputs["k"])
@@ -44,6 +45,7 @@ def parse_attention(request: OperationRequest) -> AttentionProblem:
         paging=paging,
         scaling=scaling,
         cache_items=0 if paging or sizes.varlen else tensors.inputs["k"].shape[0],
+        v_in_k=tensors.v_in_k,
         num_splits=attributes.num_splits,
         min_q=attributes.min_q,
     )

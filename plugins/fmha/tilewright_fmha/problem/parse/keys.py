@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from tilewright_fmha.problem.attributes import Attributes, check_page_size
 from tilewright_fmha.problem.declared.attributes import MOST
+from tilewright_fmha.problem.declared.operands import form_of
 from tilewright_fmha.problem.operands import Tensors, check_index
 from tilewright_fmha.problem.problem import Paging
 from tilewright_fmha.problem.shapes import Sizes, check_hdims, check_pair, rank
-from tilewright_fmha.vocabulary import KvLayout, KvLookup, vector_width
+from tilewright_fmha.vocabulary import ATTENTION, KvLayout, KvLookup, vector_width
 from tilewright_kit.requests.attributes import refuse
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["cache_items_of", "read_keys", "read_paging"]
+__all__ = ["cache_items_of", "read_keys", "read_paging", "read_values"]
 
 _PAGE_ATTRIBUTES = (("page_size", "page_size"), ("kv_layout", "kv_layout"), ("kv_lookup", "kv_lookup"))
 _SHAPES = {
@@ -20,6 +21,43 @@ _SHAPES = {
     (KvLayout.LINEAR, 1): "[pages, page size, heads, elements]",
     (KvLayout.VECTORIZED, 1): "[pages, heads, page size/x, elements, x]",
 }
+
+
+def read_values(tensors: Tensors, attributes: Attributes) -> None:
+    """Where there is no ``v``: values are the first elements of keys (multi-head latent attention)."""
+    size, k = attributes.head_dim_v, tensors.inputs["k"]
+    if "v" in tensors.inputs:
+        if size:
+            raise refuse(
+                "head_dim_v says that values are part of the keys, but v is given",
+                "attributes.head_dim_v",
+                size,
+                "latent_values",
+                "leave v out, or head_dim_v",
+            )
+        return
+    if not size:
+        fix = f"give {form_of(ATTENTION, 'v')}, or head_dim_v where values are the first elements of keys"
+        raise refuse("the input v is missing", "v", "", "operand_missing", fix)
+    if attributes.kv_layout is KvLayout.VECTORIZED:
+        raise refuse(
+            "keys and values of vectorized pages lie in different orders",
+            "attributes.kv_layout",
+            KvLayout.VECTORIZED.value,
+            "latent_values",
+            "give pages in the linear layout, or v",
+        )
+    most = k.shape[-1] if k.shape else 0
+    if size > most:
+        raise refuse(
+            f"keys of {most} elements hold no values of {size}",
+            "attributes.head_dim_v",
+            size,
+            "latent_values",
+            f"give head_dim_v of 1 to {most}",
+        )
+    tensors.inputs["v"] = TensorDesc(k.dtype, (*k.shape[:-1], size), k.strides)
+    tensors.v_in_k = True
 
 
 def read_keys(tensors: Tensors, attributes: Attributes, sizes: Sizes) -> Paging | None:
