@@ -80,7 +80,7 @@ class Certificates:
         return bool(self._serials) and _serial(pem) in self._serials
 
     def _latest(self) -> Any:
-        """What the files hold, or held last. Does not raise."""
+        """Content of the files, or what they held last. Does not raise."""
         try:
             self.refresh()
         except InvalidArgumentError as error:
