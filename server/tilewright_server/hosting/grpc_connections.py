@@ -27,7 +27,7 @@ INTERVAL_S = 0.25
 """Time between two looks."""
 _CREDENTIALS = struct.Struct("3i")
 _TCP_INFO = struct.Struct("=52xI64xQ")
-"""Fields of ``struct tcp_info`` (linux/tcp.h): milliseconds since data came, and bytes that arrived at the other end."""
+"""Fields of ``struct tcp_info`` (linux/tcp.h): ms since data came, and bytes that arrived at the other end."""
 Holder = tuple[str, str]
 """Principal and process, as far as the kernel tells them."""
 
