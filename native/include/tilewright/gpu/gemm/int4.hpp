@@ -122,7 +122,7 @@ struct Int4Loader {
     }
   }
 
-  // What lies beyond k meets zeros of A.
+  // Elements beyond k meet zeros of A.
   TW_DEVICE void put(const Held& held, uint32_t to, int step, int thread) const {
     const int group = (k0 + step * Tile::depth) / kInt4Group;
     TW_UNROLL
