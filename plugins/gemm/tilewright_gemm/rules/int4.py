@@ -94,7 +94,7 @@ def int4_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 def _registers(config: GemmConfig, arch: ArchSpec) -> tuple[int, int]:
     limit = accumulator_limit(config, arch) - hip_crowding(config, arch)
-    if config.pipeline == INT4_RING and config.a == "fp8":  # whose products are made of wider ones
+    if arch.kind == "cuda" and config.a == "fp8":  # whose products are made of wider ones
         limit = min(limit, 2 * _SUMS_OF_FP8)
     return accumulators_per_thread(config, arch), limit
 
