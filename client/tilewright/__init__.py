@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tilewright.sync.bundle import Bundle, BundlePlan, BundleProblem, load_bundle
     from tilewright.sync.client import Buffer, Client, connect
     from tilewright.sync.kv_cache import KVCache
-    from tilewright.sync.launch import Launch
+    from tilewright.sync.launch_handle import Launch
     from tilewright.sync.pipeline import Pipeline
     from tilewright.sync.plan import Bound, Plan, Stream
     from tilewright.tensor.device_array import DeviceArray
@@ -134,7 +134,7 @@ _PLACES = {
         "sync.bundle": "Bundle BundlePlan BundleProblem load_bundle",
         "sync.client": "Buffer Client connect",
         "sync.kv_cache": "KVCache",
-        "sync.launch": "Launch",
+        "sync.launch_handle": "Launch",
         "sync.pipeline": "Pipeline",
         "sync.plan": "Bound Plan Stream",
         "tensor.device_array": "DeviceArray",

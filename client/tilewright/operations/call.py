@@ -17,8 +17,8 @@ from typing import Any, Concatenate, ParamSpec, TypedDict
 import numpy as np
 
 from tilewright.dispatch.operands.request import BuildPolicy, config_text
-from tilewright.dispatch.plans.direct import Result, attempt, settle
 from tilewright.dispatch.plans.plan import PlanState, prepare
+from tilewright.dispatch.plans.repeated_calls import Result, attempt, settle
 from tilewright.dispatch.run import Call, made
 from tilewright.errors import TilewrightError
 from tilewright.operations.layouts import heads_first, heads_last

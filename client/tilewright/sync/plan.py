@@ -19,7 +19,7 @@ from tilewright.gpu.streams import stream_handle
 from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
 from tilewright.sync.connection import FlowRunner
-from tilewright.sync.launch import Launch
+from tilewright.sync.launch_handle import Launch
 from tilewright.transport.rpc import EXECUTE_STREAM, MISSED
 from tilewright_proto.v1 import dispatch_pb2
 

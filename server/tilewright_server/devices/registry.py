@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from tilewright_kit.contract.device import Device, DeviceInfo, DeviceProvider
 from tilewright_kit.types.errors import DeadlineError, NotFoundError, TilewrightError, UnavailableError
 from tilewright_server.devices.contract import Absence, DeviceHost, ExplainingProvider, HostedProvider, IsolatedProvider
+from tilewright_server.devices.worker.device import WorkerDevice
 from tilewright_server.devices.worker.process import Loss
-from tilewright_server.devices.worker.proxy import WorkerDevice
 
 __all__ = ["DeviceRegistry"]
 

@@ -16,7 +16,7 @@ import pytest
 from producers import torch_like
 
 from tilewright.dispatch.operands.slots import Slot
-from tilewright.dispatch.plans import direct
+from tilewright.dispatch.plans import repeated_calls
 from tilewright.tensor.interop import recognise
 from tilewright.transport.rpc import MISSED
 from tilewright.types.report import Report
@@ -51,11 +51,11 @@ class Device:
     def settle(self, a: Any, b: Any, out: Any, given: bool = True) -> None:
         operands = [recognise(value, "operand") for value in (a, b)]
         words = {"out": out} if given else {}
-        results = [direct.Result("out", given, False)]
-        direct.settle("gemm", self.core, LABELS, (a, b), words, self.state, [*operands, out], results, False)
+        results = [repeated_calls.Result("out", given, False)]
+        repeated_calls.settle("gemm", self.core, LABELS, (a, b), words, self.state, [*operands, out], results, False)
 
     def call(self, *args: Any, **words: Any) -> Any:
-        return direct.attempt("gemm", self.core, args, words)
+        return repeated_calls.attempt("gemm", self.core, args, words)
 
 
 @pytest.fixture
@@ -135,10 +135,10 @@ def test_copies_and_arrays_of_several_libraries_are_not_settled(torch: Any, devi
     device.core.direct.clear()
     a, b, out = (torch.Tensor(address, (4, 4)) for address in (64, 128, 192))
     copied = torch.Tensor(256, (4, 4))
-    results = [direct.Result("out", True, False)]
+    results = [repeated_calls.Result("out", True, False)]
     operands = [recognise(copied, "a"), recognise(b, "b"), out]
-    direct.settle("gemm", device.core, LABELS, (a, b), {"out": out}, device.state, operands, results, False)
+    repeated_calls.settle("gemm", device.core, LABELS, (a, b), {"out": out}, device.state, operands, results, False)
     host = np.zeros((4, 4), np.float32)
     operands = [recognise(a, "a"), host, out]
-    direct.settle("gemm", device.core, LABELS, (a, host), {"out": out}, device.state, operands, results, False)
+    repeated_calls.settle("gemm", device.core, LABELS, (a, host), {"out": out}, device.state, operands, results, False)
     assert not device.core.direct

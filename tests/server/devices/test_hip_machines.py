@@ -226,7 +226,7 @@ import numpy as np
 from gpu_device_harness import Client, N, get
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.hip.provider import HipProvider
-from tilewright_server.devices.worker.proxy import WorkerDevice
+from tilewright_server.devices.worker.device import WorkerDevice
 
 if __name__ == "__main__":
     provider = HipProvider()

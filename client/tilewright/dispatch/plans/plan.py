@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.dispatch.bindings.binding import Launched
 from tilewright.dispatch.bindings.fast_path import ShortWay
-from tilewright.dispatch.bindings.placed import PlacedPlan, placement_of
+from tilewright.dispatch.bindings.placement import PlacedPlan, placement_of
 from tilewright.dispatch.operands.operands import Cargo, attributes_to_wire, collect
 from tilewright.dispatch.operands.request import (
     BuildPolicy,

@@ -1,7 +1,7 @@
 """The server's side of one worker process: start it, talk to it over several connections, notice its end.
 
 A worker that has ended is never used again: everything that was made in it says so, and ``WorkerDevice.life`` (in
-``proxy``) starts another one.
+``device``) starts another one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Admission to a device: which execution runs now, which waits and for how long, which is turned away."""
+"""Admission to a device: which execution runs now, which waits and for how long, which is turned away. The order is
+that of ``build.fair_queue``, which calls and compilations have in common.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tilewright_kit.types.errors import CancelledError, DeadlineError, Tilewrigh
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.admission import Admission
 from tilewright_server.engine.execution.prepared import Execution, Prepared
-from tilewright_server.engine.execution.time_slice import Slices, Turn
+from tilewright_server.engine.execution.turn import Slices, Turn
 from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Outcome

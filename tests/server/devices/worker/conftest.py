@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker.proxy import WorkerDevice
+from tilewright_server.devices.worker.device import WorkerDevice
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the harness beside the tests
 

@@ -28,8 +28,8 @@ from tilewright_server.devices.contract import (
     MemoryHandle,
 )
 from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.devices.worker.device import WorkerProgram
 from tilewright_server.devices.worker.exchange import channel as wire
-from tilewright_server.devices.worker.proxy import WorkerProgram
 
 
 def test_device_travels_whole(registry: DeviceRegistry) -> None:

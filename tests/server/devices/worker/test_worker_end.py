@@ -40,8 +40,8 @@ from tilewright_server.devices.contract import (
 )
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.devices.registry import DeviceRegistry
-from tilewright_server.devices.worker import proxy
-from tilewright_server.devices.worker.proxy import WorkerDevice
+from tilewright_server.devices.worker import device as worker_device
+from tilewright_server.devices.worker.device import WorkerDevice
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +187,7 @@ def test_requests_do_not_wait_long_for_a_device_that_is_opened_again(
 ) -> None:
     """Each would keep a thread of the server, which other devices need."""
     device, options = bench.device, bench.device._spec.options
-    monkeypatch.setattr(proxy, "RESTART_S", 0.2)
+    monkeypatch.setattr(worker_device, "RESTART_S", 0.2)
     device._spec = WorkerSpec("hosted_devices:open_slowly", options)
     os.kill(device.pid, signal.SIGKILL)
     eventually(lambda: device._life.lost)
@@ -207,7 +207,7 @@ def test_a_device_that_is_closed_while_it_is_opened_again_leaves_no_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, options = bench.device, bench.device._spec.options
-    monkeypatch.setattr(proxy, "RESTART_S", 0.0)
+    monkeypatch.setattr(worker_device, "RESTART_S", 0.0)
     device._spec = WorkerSpec("hosted_devices:open_slowly", options)
     os.kill(device.pid, signal.SIGKILL)
     eventually(lambda: device._life.lost)

@@ -22,8 +22,8 @@ from tilewright_server.devices.contract import (
     WorkerSpec,
 )
 from tilewright_server.devices.registry import DeviceRegistry
+from tilewright_server.devices.worker.device import WorkerDevice, WorkerProgram
 from tilewright_server.devices.worker.process import Loss
-from tilewright_server.devices.worker.proxy import WorkerDevice, WorkerProgram
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, Kind
 
 N = 1000
