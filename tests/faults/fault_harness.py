@@ -54,7 +54,7 @@ SHIM = Path(__file__).with_name("shim.c")
 class Kind(enum.IntFlag):
     """Calls by what they ask of the system; see ``shim.c``."""
 
-    MAP, TRUNCATE, OPEN, WRITE, READ, FORK, SOCKET, THREAD, CLOCK = (1 << bit for bit in range(9))
+    MAP, TRUNCATE, OPEN, WRITE, READ, FORK, SOCKET, THREAD, CLOCK, ALLOC = (1 << bit for bit in range(10))
 
 
 class What(enum.IntEnum):
@@ -215,7 +215,7 @@ def typed(work: Callable[[], None], fault: Fault | None) -> None:
     try:
         work()
     except grpc.RpcError as error:
-        if fault is not None and fault.kind & Kind.SOCKET and is_broken(error):
+        if fault is not None and fault.kind & (Kind.SOCKET | Kind.ALLOC) and is_broken(error):
             raise Broken from None
         detail = detail_of(error)
         assert fault is not None, detail

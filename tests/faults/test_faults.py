@@ -37,6 +37,7 @@ from tilewright_proto.v1 import tensor_pb2 as tp
 
 FRONT = [
     Fault(Kind.MAP, What.FAIL, errno.ENOMEM),
+    Fault(Kind.ALLOC, What.FAIL, errno.ENOMEM),
     Fault(Kind.OPEN, What.FAIL, errno.EMFILE),
     Fault(Kind.OPEN, What.FAIL, errno.ENOMEM),
     Fault(Kind.WRITE, What.FAIL, errno.ENOSPC),
@@ -66,7 +67,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPro
 def test_a_call_that_fails_at_any_step_harms_nothing(faulty: tuple[ServerProcess, Control], fault: Fault) -> None:
     fired = survives(*faulty, fault, front, iter(range(1, MOST)))
     assert fired < MOST - 1, "it passed through in the end"
-    if fault.kind in (Kind.MAP, Kind.OPEN, Kind.WRITE, Kind.READ, Kind.SOCKET):
+    if fault.kind in (Kind.ALLOC, Kind.MAP, Kind.OPEN, Kind.WRITE, Kind.READ, Kind.SOCKET):
         assert fired, "there was something to fail"
 
 

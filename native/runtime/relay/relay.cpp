@@ -228,9 +228,11 @@ bool make_spare(tw_relay& relay) {
 bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
   const int fd = relay.spare;
   Connection* c = nullptr;
-  if (connect(fd, (const sockaddr*)&relay.target, sizeof relay.target) ||
-      !(c = (Connection*)calloc(1, sizeof(Connection))))
+  if (!(c = (Connection*)calloc(1, sizeof(Connection)))) return false;
+  if (connect(fd, (const sockaddr*)&relay.target, sizeof relay.target)) {
+    free(c);
     return false;
+  }
   relay.spare = -1;
   c->ends[kClient] = {c, client, 0};
   c->ends[kServer] = {c, fd, 0};
