@@ -23,7 +23,8 @@ def test_scripts_get_bounds_choices_and_defaults(capsys: pytest.CaptureFixture[s
     assert attributes["page_size"]["highest"] == 1024
     assert attributes["mask"]["choices"] == ["no", "top_left", "bottom_right", "generic"]
     assert attributes["num_splits"]["default"] == 0
-    assert {item["name"] for item in record["inputs"] if not item["optional"]} == {"q", "k", "v"}
+    assert {item["name"] for item in record["inputs"] if not item["optional"]} == {"q", "k"}
+    assert attributes["head_dim_v"]["lowest"] == 0  # without v
 
 
 def test_an_operation_that_there_is_not_is_answered_with_those_that_there_are(

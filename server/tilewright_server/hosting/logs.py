@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -119,6 +121,21 @@ class LogHandler(logging.Handler):
         """Wait until all is written, for a second at most."""
         with self._changed:
             self._changed.wait_for(lambda: not self._lines and not self._writing, FLUSH_S)
+
+    def close(self) -> None:
+        """Write what waits. Where it is not taken, what the stream still holds is lost: the interpreter would try once
+        more at its end, and end with status 120 for it.
+        """
+        self.flush()
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                sink = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(sink, self._stream.fileno())
+                os.close(sink)
+                self._stream.flush()
+        super().close()
 
     def _write(self) -> None:
         while True:

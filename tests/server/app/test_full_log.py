@@ -83,3 +83,12 @@ def test_a_server_serves_whose_audit_log_is_on_a_full_disk(tmp_path: Path) -> No
                 client.copy(inline(bytes(64)))
         assert server.stop() == 0
         assert "Traceback" not in server.log()
+
+
+def test_a_log_that_is_closed_leaves_nothing_that_cannot_be_written() -> None:
+    """The interpreter flushes standard error at its end, and ends with status 120 where that fails."""
+    with FULL.open("w") as stream:
+        handler = LogHandler(stream)
+        stream.buffer.write(b"what a full disk did not take")
+        handler.close()
+        stream.flush()
