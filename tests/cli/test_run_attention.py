@@ -12,6 +12,7 @@ from tilewright_tools.cli.problems.loading import case_of, load
 FORMS = {
     "varlen": ("3", "4", "30", "32", "--varlen", "--mask", "bottom_right"),
     "paged": ("2", "4", "50", "32", "--heads-k", "2", "--queries", "1", "--paged", "16"),
+    "latent": ("2", "4", "50", "48", "--heads-k", "1", "--queries", "1", "--paged", "16", "--hdim-v", "32", "--latent"),
     "backward": ("2", "4", "17", "32", "--causal", "--backward", "--heads-k", "2"),
     "rows first": ("2", "3", "17", "32", "--window", "5,2", "--layout", "bshd", "--queries", "9"),
 }

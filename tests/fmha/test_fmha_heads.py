@@ -14,7 +14,7 @@ from fmha_runner import FmhaRunner, outputs_of
 from test_fmha_gpu_emulated import run
 
 import tilewright_arch
-from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_refusal
+from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_refusal, predict_fmha
 from tilewright_fmha.plan.plan import plan_fmha
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.references.sample_inputs import PARSERS
@@ -118,10 +118,65 @@ def test_every_gpu_has_kernels_for_the_sizes_between_multiples_of_8(name: str) -
         assert found or (dtype == "fp32" and size == 255)
 
 
+FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": (qkv("fp16", (300, 520)), {**MASK, "return_lse": True}),
+    "scores": (
+        {**qkv("bf16", (264, 40)), "bias": desc("bf16", 1, 4, 19, 1), "alibi_slopes": desc("fp32", 2, 4)},
+        {"softcap": 3.0, "window_left": 9, "window_right": 3, "return_scores": "probabilities"},
+    ),
+    "sinks": (
+        {**qkv("fp16", (8, 264)), "sinks": desc("fp32", 4), "seqlens_q": ints(2), "seqlens_k": ints(2)},
+        {"dropout_p": 0.4, "seed": 7, "causal": True},
+    ),
+    "fp32": (qkv("fp32", (257, 272)), {"return_lse": True}),
+    "latent": ({name: item for name, item in qkv("bf16", (576, 1)).items() if name != "v"}, {"head_dim_v": 512}),
+    "varlen": (
+        {
+            "q": desc("fp16", 30, 4, 260), "k": desc("fp16", 60, 2, 260), "v": desc("fp16", 60, 2, 16),
+            "cu_seqlens_q": ints(4), "cu_seqlens_k": ints(4), "alibi_slopes": desc("fp32", 4),
+        },
+        {"max_seqlen_q": 16, "max_seqlen_k": 24, "mask": "bottom_right"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FEATURES)
+@pytest.mark.some(2)
+def test_gpus_take_larger_heads_part_by_part(case: str, tmp_path: Path) -> None:
+    tensors, words = FEATURES[case]
+    request = OperationRequest(ATTENTION, tensors, {}, words)
+    problem, gpu = PARSERS[ATTENTION](request), gpu_of("sm_80")
+    config = next(item for item in fmha_candidates(problem, gpu) if item.waves <= 4)
+    plan, inputs = plan_fmha(problem, config, gpu), drawn(request)
+    parts = -(-problem.hdim_v // config.hdim[1])
+    assert [stage.name for stage in plan.stages][: parts + 1] == [
+        "open_scores", *(f"values_{number}" for number in range(parts))
+    ]  # fmt: skip
+    found = run(plan, inputs, gpu, tmp_path)
+    scores = found.pop("scores", None)
+    truth = REFERENCES[ATTENTION](problem, inputs)
+    check(problem, found, truth, 2)
+    if scores is not None:
+        assert np.allclose(scores, truth["scores"], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", GPUS)
-def test_gpus_refuse_larger_heads_and_say_what_takes_them(name: str) -> None:
-    problem = PARSERS[ATTENTION](OperationRequest(ATTENTION, qkv("fp16", (264, 64)), {}, {}))
+def test_every_gpu_takes_larger_heads(name: str) -> None:
     gpu = gpu_of(name)
+    for dtype, heads in itertools.product(("fp16", "bf16", "fp32"), ((264, 64), (576, 512), (1000, 1000))):
+        problem = PARSERS[ATTENTION](OperationRequest(ATTENTION, qkv(dtype, heads), {}, MASK))
+        found = fmha_candidates(problem, gpu)
+        assert found and {item.family for item in found} == {Family.FWD}, (dtype, heads)
+        assert predict_fmha(problem, found[0], gpu).seconds > 0
+        assert len(plan_fmha(problem, found[0], gpu).stages) == 1 + -(-heads[1] // found[0].hdim[1])
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("of", [pages, gradients, lambda dtype, _: qkv(dtype, (264, 61))], ids=["pages", "dq", "odd"])
+def test_gpus_refuse_what_parts_cannot_do_and_say_what_takes_it(name: str, of: Any) -> None:
+    tensors = of("fp16", (264, 64))
+    operation = ATTENTION_BACKWARD if "do" in tensors else ATTENTION
+    problem, gpu = PARSERS[operation](OperationRequest(operation, tensors, {}, {})), gpu_of(name)
     assert not fmha_candidates(problem, gpu)
     refusal = fmha_refusal(problem, gpu)
     assert refusal is not None

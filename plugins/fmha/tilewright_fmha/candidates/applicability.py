@@ -14,7 +14,7 @@ from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.selection.applicability import other_signature
 
-__all__ = ["families_of", "head_mismatches", "signature_mismatches"]
+__all__ = ["families_of", "head_mismatches", "holds", "signature_mismatches"]
 
 _LOOSE = ("family", "hdim", "page_size", "deterministic")
 """Fields in which a kernel may do more than the problem asks."""
@@ -27,6 +27,11 @@ def families_of(problem: FmhaProblem) -> tuple[Family, ...]:
     return (own, Family.SPLITKV) if split else (own,)
 
 
+def holds(config: FmhaConfig, problem: FmhaProblem) -> bool:
+    """True for kernels of heads at least as large as those of the problem."""
+    return config.hdim[0] >= problem.hdim_q and config.hdim[1] >= problem.hdim_v
+
+
 def signature_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
     """Reasons why this kernel cannot compute this problem on any device; none if it can."""
     wanted = signature_of(problem)
@@ -37,7 +42,7 @@ def signature_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[V
     if problem.operation == config.operation and wanted["deterministic"] and not config.deterministic:
         reason = "gradients must be the same in every run, and the kernel adds them in any order"
         yield Violation("signature", "deterministic", False, reason, {"deterministic": True})
-    if config.hdim[0] < problem.hdim_q or config.hdim[1] < problem.hdim_v:
+    if not holds(config, problem):
         reason = f"heads have {problem.hdim_q} and {problem.hdim_v} elements, the kernel holds {config.hdim}"
         yield Violation("signature", "hdim", config.hdim, reason)
     if config.page_size and problem.paging is not None and config.page_size != problem.paging.page_size:

@@ -68,6 +68,8 @@ class AttentionCase:
     bias: str = ""
     """``yes``: a matrix [Sq, Sk] is added to the scores; ``alibi``: slopes of the heads; ``both``: these together."""
     softcap: str = ""
+    latent: str = ""
+    """``yes``: values are the first elements of keys."""
     sinks: str = ""
     """``yes``: a learned logit for each head."""
     sink_size: int = 0
@@ -234,6 +236,9 @@ class AttentionCase:
         else:
             inputs["k"] = self.tensor(self.kv_heads, self.seq_k, self.hdim)
             inputs["v"] = self.tensor(self.kv_heads, self.seq_k, self.values)
+        if self.is_on("latent"):
+            del inputs["v"]
+            attributes["head_dim_v"] = self.values
         if self.direction == "bwd":
             inputs["o"] = inputs["do"] = self.tensor(self.heads, self.queries, self.values)
             lse = (self.heads, self.batch * self.queries) if self.is_varlen else (self.batch, self.heads, self.queries)

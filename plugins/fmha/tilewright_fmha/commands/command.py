@@ -94,6 +94,7 @@ class AttentionCommand(ProblemCommand):
             strict=True,
         ),
         option("softcap", "", "Bend scores to below so much.", metavar="NUMBER"),
+        flag("latent", "Values are the first elements of keys (--hdim-v of them).", "--latent"),
         flag("sinks", "A learned logit for each head takes its part of every row.", "--sinks"),
         option("sink_size", 0, "First keys that a window leaves in sight.", least=0),
         option("dropout", "", "Probability with which weights are dropped.", metavar="NUMBER", swept=False),
@@ -186,7 +187,9 @@ class AttentionCommand(ProblemCommand):
         if fields.get("descale") and fields.get("dtype") != "fp8":
             fix = "add --dtype fp8"
             raise wrong("the command line", "descale", True, "only operands of 8 bits have factors", fix)
-        fields |= {name: "yes" if fields[name] else "" for name in ("sinks", "lse", "descale") if name in fields}
+        fields |= {
+            name: "yes" if fields[name] else "" for name in ("latent", "sinks", "lse", "descale") if name in fields
+        }
         if causal and not fields.get("mask"):
             fields["mask"] = "top_left"
         direction = "append" if append else "bwd" if backward else "fwd"

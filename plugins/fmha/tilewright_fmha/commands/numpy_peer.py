@@ -22,6 +22,8 @@ def numpy_attention(case: AttentionCase, inputs: Mapping[str, Array]) -> Callabl
     arrays: dict[str, Array] = {
         name: inputs[name].astype(np.float32) for name in ("q", "k", "v", "do") if name in inputs
     }
+    if "v" not in arrays:
+        arrays["v"] = arrays["k"][..., : case.values]
     if case.page:
         table = inputs["block_table"]
         for name in "kv":

@@ -16,7 +16,8 @@ def peer_call(torch: Any, case: AttentionCase, operands: Mapping[str, Any]) -> C
     """
     if case.page:
         raise NotImplementedError("attention over pages")
-    q, k, v = (operands[name] for name in "qkv")
+    q, k = operands["q"], operands["k"]
+    v = operands["v"] if "v" in operands else k[..., : case.values]
     causal = case.mask == "top_left" or (case.mask == "bottom_right" and case.queries == case.seq_k)
     mask = None
     if case.window or (case.mask == "bottom_right" and not causal and case.queries > 1):

@@ -68,18 +68,19 @@ def args_of(
     *,
     parts: Mapping[str, int] | None = None,
     counters: bool = False,
+    first_value: int = 0,
     **numbers: float,
 ) -> Struct:
     """The arguments of a launch. ``parts`` are the offsets of what the plan keeps in the workspace, by name (those of
     ``ARRAYS``, those of ``OWN`` that take an operand's place, and ``workspace`` for scratch memory); ``numbers`` are
-    what the cut into tiles and splits decides.
+    what the cut into tiles and splits decides. ``first_value``: element of values that the launch begins with.
     """
     append = problem.operation == KV_APPEND
     parts = parts or {}
     fields: list[Arg] = [
         own_tensor(problem, OWN[name], parts[OWN[name]])
         if OWN.get(name) in parts
-        else tensor_args(problem, _APPENDED.get(name, name) if append else name)
+        else tensor_args(problem, _APPENDED.get(name, name) if append else name, first_value * (name in ("v", "o")))
         for name in _names()
     ]
     fields += [_scale(problem, name[0]) for name in SCALES]
@@ -107,7 +108,9 @@ def own_tensor(problem: FmhaProblem, part: str, offset: int) -> Struct:
 
 
 def joint_items(problem: FmhaProblem) -> int:
-    """Items that the sum of a bias and slopes differs between: 1 if all have the same."""
+    """Items that the sum of a bias and slopes, or a bias of all scores, differs between: 1 if all have the same."""
+    if problem.open_bias:
+        return problem.batch
     slopes = problem.operand("alibi_slopes").desc.shape
     ragged = problem.varlen or problem.has("seqlens_q") or problem.has("seqlens_k") or problem.paged
     same = problem.place("bias").batch == 0 and len(slopes) == 1 and not (problem.mask.bottom_right and ragged)
@@ -118,13 +121,14 @@ def _names() -> tuple[str, ...]:
     return tuple(TENSORS.values())
 
 
-def tensor_args(problem: FmhaProblem, name: str) -> Struct:
-    """``tw_fmha_tensor``; zeros for what is not there."""
+def tensor_args(problem: FmhaProblem, name: str, column: int = 0) -> Struct:
+    """``tw_fmha_tensor``, from ``column`` on; zeros for what is not there."""
     place = problem.place(name)
     if not place.operand:
         return Struct((Pointer(), *(I64(0),) * 5))
     steps = (place.batch, place.head, place.row, place.col, place.chunk)
-    return Struct((Pointer(problem.source(place.operand)), *(I64(step) for step in steps)))
+    offset = column * place.col * problem.operand(place.operand).desc.dtype.bytes if column else 0
+    return Struct((Pointer(problem.source(place.operand), offset), *(I64(step) for step in steps)))
 
 
 def _scale(problem: FmhaProblem, letter: str) -> Struct:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilewright_fmha.candidates.applicability import families_of, head_mismatches, signature_mismatches
+from tilewright_fmha.candidates.applicability import families_of, head_mismatches, holds, signature_mismatches
 from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles, spec_of
@@ -19,6 +19,7 @@ from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES, templates_of
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.signature import signature_of
+from tilewright_fmha.problem.wide_heads import PART_SIZES, is_wide, value_parts
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
@@ -78,9 +79,10 @@ def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> Candidates[Fmha
     """
     cpu = device.arch.kind == "cpu"
     found = list(dict.fromkeys(_cpu_algorithms(problem, device) if cpu else _gpu_algorithms(problem, device)))
-    kept = [
-        config for config in found if _verdicts.allows(config, device) and not fmha_mismatches(problem, config, device)
-    ]
+    kept = _kept(problem, found, device)
+    for size in PART_SIZES if not kept and not cpu and is_wide(problem) else ():
+        _, part = next(value_parts(problem, size))
+        kept = kept or _kept(problem, list(dict.fromkeys(_valid_cuts(part, part.family, device))), device)
     if len(kept) > 1:
         kept = [*tile_order(kept[:-1], problem.seq_q), kept[-1]]
         # Sorts are stable: all threads before one, and split kernels before others.
@@ -88,9 +90,24 @@ def fmha_candidates(problem: FmhaProblem, device: DeviceInfo) -> Candidates[Fmha
     return shortlist(kept, MOST_CPU if cpu else MOST_GPU, lambda config: predict_fmha(problem, config, device))
 
 
+def _kept(problem: FmhaProblem, found: list[FmhaConfig], device: DeviceInfo) -> list[FmhaConfig]:
+    return [
+        config for config in found if _verdicts.allows(config, device) and not fmha_mismatches(problem, config, device)
+    ]
+
+
 def fmha_mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> tuple[Violation, ...]:
     """Reasons why this kernel cannot compute this problem on this device; empty if it can."""
-    return tuple(_mismatches(problem, config, device))
+    found = tuple(_mismatches(problem, config, device))
+    if not found or not _takes_parts(problem, config, device):
+        return found
+    parts = value_parts(problem, config.hdim[1])
+    return found if any(tuple(_mismatches(part, config, device)) for _, part in parts) else ()
+
+
+def _takes_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:
+    """The kernel might compute the values of larger heads part by part."""
+    return device.arch.kind != "cpu" and config.family is Family.FWD and is_wide(problem)
 
 
 def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Iterator[Violation]:
@@ -107,7 +124,12 @@ def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) ->
 
 def predict_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
     """Seconds of the whole plan, and its parts. Raises ``UnsupportedError`` for a pipeline that the device lacks."""
-    return pipeline_of(config, device.arch).predict(problem, config, device)
+    predict = pipeline_of(config, device.arch).predict
+    if device.arch.kind == "cpu" or holds(config, problem):
+        return predict(problem, config, device)
+    parts = [predict(part, config, device).seconds for _, part in value_parts(problem, config.hdim[1])]
+    scores = 2.0 * problem.pairs * problem.hdim_q / (device.arch.throughput.peak_flops("fp32") or 1e13)
+    return Prediction(sum(parts) + scores, {"values": sum(parts), "scores": scores})
 
 
 def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tilewright_arch import ArchSpec
+from tilewright_fmha.candidates.applicability import holds
 from tilewright_fmha.candidates.auxiliary_kernels import combine_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.gradients import turns_of
@@ -15,8 +18,9 @@ from tilewright_fmha.launch.splits import choose_splits, tickets_of, work_items
 from tilewright_fmha.launch.tensor_maps import with_maps
 from tilewright_fmha.pipelines.templates import nearest, templates_of
 from tilewright_fmha.plan.backward import backward_parts
-from tilewright_fmha.plan.scores import bias_stage, reserve_lse, scores_stage
+from tilewright_fmha.plan.scores import bias_stage, open_stage, reserve_lse, scores_stage
 from tilewright_fmha.problem.problem import FmhaProblem
+from tilewright_fmha.problem.wide_heads import value_parts
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan, Stage, WorkspaceLayout
@@ -37,12 +41,17 @@ draw tiles. Behind them: a ticket for each tile of rows, where workgroups add up
 def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
     """One stage for most families; two for split keys (parts, then their sum) unless the kernel adds its parts itself,
     three for gradients. None if there is nothing to write. A bias together with slopes has a stage before these, and
-    scores as an output one behind them.
+    scores as an output one behind them. Heads that no
+    kernel of a GPU holds have one for their scores, and one for each part of their values.
     """
     _check_template(config, device.arch)
     layout = WorkspaceLayout(ALIGNMENT)
     if problem.is_empty:
         return _plan(problem, device, (), layout)
+    if device.arch.kind != "cpu" and not holds(config, problem):
+        reserve_lse(problem, layout)
+        stages = (*_by_parts(problem, config, device, layout), *scores_stage(problem, config, device, layout))
+        return _plan(problem, device, stages, layout)
     before = bias_stage(problem, config, device, layout)
     reserve_lse(problem, layout)
     if config.family is Family.DQ_DK_DV:
@@ -55,6 +64,14 @@ def plan_fmha(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> E
         stages = (_forward("forward", problem, config, device, layout, 1),)
     stages = (*before, *stages, *scores_stage(problem, config, device, layout))
     return _plan(problem, device, stages, layout)
+
+
+def _by_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout) -> Iterator[Stage]:
+    """Scores of heads that no kernel holds, and a stage for each part of the values."""
+    for number, (first, part) in enumerate(value_parts(problem, config.hdim[1])):
+        if number == 0:
+            yield open_stage(problem, part, config, device, layout)
+        yield _stage(f"values_{number}", part, config, device, layout, first_value=first)
 
 
 def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout) -> tuple[Stage, ...]:

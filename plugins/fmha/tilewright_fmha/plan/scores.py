@@ -13,7 +13,7 @@ from tilewright_fmha.vocabulary import Scores
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import I64, Stage, Struct, WorkspaceLayout
 
-__all__ = ["bias_stage", "reserve_lse", "scores_stage"]
+__all__ = ["bias_stage", "open_stage", "reserve_lse", "scores_stage"]
 
 _WHAT: Mapping[Scores, int] = {
     Scores.SCALED: 0,
@@ -21,7 +21,7 @@ _WHAT: Mapping[Scores, int] = {
     Scores.MASKED: 2,
     Scores.PROBABILITIES: 3,
 }
-_ADDED = 4
+_ADDED, _OPEN = 4, 5
 """``kFmhaScaled`` and those that follow, of ``tilewright/core/args/fmha_scores.h``."""
 
 
@@ -36,6 +36,15 @@ def bias_stage(
     layout.reserve(4 * size, JOINT_BIAS)
     to = own_tensor(problem, JOINT_BIAS, layout.offsets[JOINT_BIAS])
     return (_stage("bias", problem, config, device, args, to, _ADDED),)
+
+
+def open_stage(
+    problem: FmhaProblem, part: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout
+) -> Stage:
+    """A stage before all others that makes all scores of ``problem``, but for the mask, the bias of ``part``."""
+    layout.reserve(4 * joint_items(part) * part.heads_q * part.seq_q * part.seq_k, JOINT_BIAS)
+    to = own_tensor(part, JOINT_BIAS, layout.offsets[JOINT_BIAS])
+    return _stage("open_scores", problem, config, device, args_of(problem), to, _OPEN)
 
 
 def reserve_lse(problem: FmhaProblem, layout: WorkspaceLayout) -> None:

@@ -154,6 +154,8 @@ class FmhaProblem(Problem):
     """Positions of the rotary tables."""
     new_rows: int = 0
     """Rows that ``kv_append`` adds to a sequence, at most."""
+    open_bias: bool = False
+    """The bias is made by a stage of the plan: all scores but for the mask."""
     v_in_k: bool = False
     """Values are the first elements of keys: there is no operand ``v``."""
     cache_items: int = 0

@@ -65,6 +65,9 @@ def _request(problem: FmhaProblem, sizes: Mapping[str, int]) -> OperationRequest
         if problem.varlen:
             tensors["cu_seqlens_k"] = _of("int32", batch + 1)
             attributes["max_seqlen_k"] = max(rows_k, 1)
+    if problem.v_in_k:
+        del tensors["v"]
+        attributes["head_dim_v"] = hdim_v
     for name in ("seqlens_q", "seqlens_k", "cache_index"):
         if problem.has(name):
             tensors[name] = _of("int32", batch)

@@ -83,7 +83,7 @@ def pages_of(problem: FmhaProblem, inputs: Mapping[str, Array], b: int, rows: in
 
 def gather(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item: Item, head: int) -> Array:
     """Rows [length, elements] of a head of ``q``, ``k``, ``v`` or what lies as these do, as they are stored."""
-    array = np.asarray(inputs[name])
+    array = np.asarray(inputs[problem.source(name)])
     keys = name in ("k", "v", "dk", "dv")
     first, length = (item.k_first, item.keys) if keys else (item.q_first, item.queries)
     found: Array
@@ -101,7 +101,7 @@ def gather(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item: I
         found = array[first : first + length, head]
     else:
         found = array[item.cache if keys else item.b, head, :length]
-    return found
+    return found[:, : problem.hdim_v] if problem.source(name) != name else found
 
 
 def scales_of(problem: FmhaProblem, inputs: Mapping[str, Array], name: str, item: Item, head: int) -> Any:

@@ -54,6 +54,8 @@ def _attention() -> Iterator[OperationRequest]:
     flat = {**_qkv("fp32", (19, 4, 32), (24, 4, 2, 32)), "cu_seqlens_q": _int(4)}
     flat |= {"block_table": _int(40), "page_starts": _int(4), "seqlens_k": _int(3)}
     yield of(flat, max_seqlen_q=10, max_seqlen_k=30, causal=True, mask_align="bottom_right")
+    latent = _qkv("fp32", (2, 4, 3, 72), (2, 1, 21, 72))
+    yield of({name: latent[name] for name in ("q", "k")}, head_dim_v=64, mask="b")
     scales = {"q_descale": _fp32(), "k_descale": _fp32(), "v_descale": _fp32()}
     yield of({**_qkv("fp8", (1, 2, 18, 64), (1, 2, 40, 64)), **scales}, out_dtype="bf16")
 

@@ -80,7 +80,8 @@ _SCALES = tuple(
 )  # fmt: skip
 _Q = _input(
     "q", "Queries.", _ROWS, (3, 4), _TYPES,
-    f"D is from 1 to 256, on CPUs to 1024. Three dimensions with `cu_seqlens_q`. {_STRIDED}",
+    "D is from 1 to 1024; above 256 GPUs have forward passes only, without pages. Three dimensions with "
+    f"`cu_seqlens_q`. {_STRIDED}",
 )  # fmt: skip
 _SAME = "A number of heads that divides that of `q`. "
 _LSE = ("[B, H, S]", "[H, rows]")
