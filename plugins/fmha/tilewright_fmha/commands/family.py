@@ -119,11 +119,11 @@ def _part(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int
     picked = {"q": inputs["q"][item : item + 1, own : own + 1]}
     if case.page:
         pages = inputs["block_table"][item]
-        picked |= {name: inputs[name][pages][:, :, head : head + 1] for name in "kv"}
+        picked |= {name: inputs[name][pages][:, :, head : head + 1] for name in "kv" if name in inputs}
         picked["block_table"] = np.arange(len(pages), dtype=np.int32)[None]
         picked["seqlens_k"] = inputs["seqlens_k"][item : item + 1]
     else:
-        picked |= {name: inputs[name][item : item + 1, head : head + 1] for name in "kv"}
+        picked |= {name: inputs[name][item : item + 1, head : head + 1] for name in "kv" if name in inputs}
     picked |= _shared(inputs, slice(own, own + 1))
     return Part(lambda out: out[item : item + 1, own : own + 1], smaller.request(), picked, "o")
 
