@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright_fmha.candidates.applicability import families_of, head_mismatches, holds, signature_mismatches
+from tilewright_fmha.candidates.wide_heads import PART_SIZES, is_wide, value_parts
 from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles, spec_of
@@ -19,7 +20,6 @@ from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES, templates_of
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.signature import signature_of
-from tilewright_fmha.problem.wide_heads import PART_SIZES, is_wide, value_parts
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo

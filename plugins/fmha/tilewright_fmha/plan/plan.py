@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_fmha.candidates.applicability import holds
 from tilewright_fmha.candidates.auxiliary_kernels import combine_of
+from tilewright_fmha.candidates.wide_heads import value_parts
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.gradients import turns_of
 from tilewright_fmha.config.pipelines import is_specialised
@@ -20,7 +21,6 @@ from tilewright_fmha.pipelines.templates import nearest, templates_of
 from tilewright_fmha.plan.backward import backward_parts
 from tilewright_fmha.plan.scores import bias_stage, open_stage, reserve_lse, scores_stage
 from tilewright_fmha.problem.problem import FmhaProblem
-from tilewright_fmha.problem.wide_heads import value_parts
 from tilewright_fmha.vocabulary import KV_APPEND, Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan, Stage, WorkspaceLayout
