@@ -1,4 +1,4 @@
-"""What the benchmark of loads counts: times from when a call should have begun."""
+"""Figures of the benchmark of loads: times count from when a call should have begun."""
 
 from __future__ import annotations
 

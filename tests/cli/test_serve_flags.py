@@ -14,7 +14,7 @@ VALUES = {"names": ["gemm", "a=b"], "addresses": ["unix:/tmp/a.sock", "127.0.0.1
 
 
 def parsed(arguments: list[str]) -> dict[str, object]:
-    """What the whole parser makes of arguments."""
+    """Arguments as the whole parser reads them."""
     parameters = SERVE.make_context("tilewright serve", list(arguments)).params
     given = {name: value for name, value in parameters.items() if value not in (None, [], ())}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}

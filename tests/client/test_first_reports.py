@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, targets: dict[str, str]) -> Iterator[tup
 
 
 def built(client: tw.Client) -> tuple[bool, bool]:
-    """Whether the plan of the last call was there, and whether something was built for it."""
+    """Two facts of the last call: its plan was there, and something was built for it."""
     report = client.report
     assert report is not None and report.kernels and report.timing.device_ns > 0
     return report.plan_cached, report.timing.build_ns > 0

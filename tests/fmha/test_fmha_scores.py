@@ -193,7 +193,7 @@ def emulated(plan: ExecutionPlan, inputs: dict[str, Any], gpu: DeviceInfo, folde
 
 
 def test_a_sum_that_all_items_share_is_made_once(device: DeviceInfo) -> None:
-    """Of 2 items, 4 heads, 19 queries and 70 keys, in fp32."""
+    """Scores of 2 items, 4 heads, 19 queries and 70 keys, in fp32."""
     sizes = []
     for words in ({"causal": True}, BOTTOM):
         _, problem = problem_of((ATTENTION, {**qkv("fp32"), **BOTH, **LENGTHS}, words))

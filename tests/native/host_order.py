@@ -35,7 +35,7 @@ EDITS = (
     ("  std::vector<int> order((size_t)grid);\n",
      "  const unsigned drawn = seed;\n  std::vector<int> order((size_t)grid);\n"),
 )  # fmt: skip
-"""What stands in the header once, and what takes its place."""
+"""Lines that stand in the header once, and those that take their place."""
 
 
 def ordered_platform(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What one server of a fleet has built, the others do not compile; what is wrong in the storage, they do."""
+"""Kernels that a server of a fleet has built are not compiled by others; those that are wrong in the storage are."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_another_kernel_in_its_place_is_refused(node: Nodes, tmp_path: Path) -> 
 
 
 def test_a_record_that_claims_another_kernels_key_is_refused(node: Nodes, tmp_path: Path) -> None:
-    """Whoever writes to the storage may call any kernel by any key: the source tells."""
+    """A writer of the storage may call any kernel by any key: the source tells."""
     first = warmed(node)
     other = replace(UNIT, text="int other();")
     first.build(other)

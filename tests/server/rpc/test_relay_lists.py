@@ -45,7 +45,7 @@ def listed(block: bytes, stream: int = 1, flags: int = END_HEADERS) -> bytes:
 
 
 class Seen(NamedTuple):
-    """What reached the server, and a word to it to go on."""
+    """Bytes that reached the server, and a word to it to go on."""
 
     data: bytearray
     go_on: threading.Event

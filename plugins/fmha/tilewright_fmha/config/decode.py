@@ -21,6 +21,7 @@ __all__ = [
     "decode_heads",
     "decode_resident",
     "decodes",
+    "few_rows_cut",
 ]
 
 DECODE_THREADS = 128 + 32
@@ -59,14 +60,15 @@ def decode_algorithms(hdim: tuple[int, int], dtype: FmhaDType) -> Iterator[Mappi
     keys = _SLOT_BYTES // (max(hdim) * dtype.kv.bytes) // _STEP * _STEP
     keys = min(max(keys, _LEAST_KEYS), _MOST_KEYS)
     for rows in _rows(dtype):
-        yield _algorithm(hdim, rows, keys)
+        yield few_rows_cut(hdim, rows, keys)
 
 
 def _rows(dtype: FmhaDType) -> tuple[int, ...]:
     return _BYTES_ROWS if dtype in _EIGHT_BITS else _ROWS
 
 
-def _algorithm(hdim: tuple[int, int], rows: int, keys: int) -> Mapping[str, Any]:
+def few_rows_cut(hdim: tuple[int, int], rows: int, keys: int) -> Mapping[str, Any]:
+    """Tile, waves and instructions of a consumer of few rows, whose blocks have ``keys`` keys."""
     q, v = hdim
     return {
         "pipeline": SPECIALISED,
@@ -123,7 +125,7 @@ def decode_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     reason = (
         f"workgroups stay, tiles have all heads of {', '.join(map(str, offered))} rows, blocks up to {_MOST_KEYS} keys"
     )
-    for name, value in _algorithm(config.hdim, rows, keys).items():
+    for name, value in few_rows_cut(config.hdim, rows, keys).items():
         yield from must_be("ws_form", config, name, value, reason)
     if config.scheduler is not Scheduling.DEFAULT:
         yield from must_be("ws_form", config, "scheduler", Scheduling.DEFAULT, "there is one consumer")
@@ -131,6 +133,6 @@ def decode_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     if fitting < 2 or not (config.stages == 0 or 2 <= config.stages <= fitting):
         fix: dict[str, Any] = {"stages": 0}
         if fitting < 2:
-            smaller = _algorithm(config.hdim, rows, _LEAST_KEYS)
+            smaller = few_rows_cut(config.hdim, rows, _LEAST_KEYS)
             fix = {name: smaller[name] for name in ("tile", "warp_tile")}
         yield Violation("ws_form", "stages", config.stages, f"2 to {fitting} blocks are on their way", fix)

@@ -7,8 +7,9 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import few_rows_cut
 from tilewright_fmha.config.judging import must_be
-from tilewright_fmha.config.pipelines import SPECIALISED, is_specialised
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.vocabulary import Family, FmhaDType, Scheduling
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types.arithmetic import ceil_div
@@ -54,19 +55,7 @@ def holds_latent(config: FmhaConfig) -> bool:
 
 def latent_algorithms() -> Iterator[Mapping[str, Any]]:
     """How kernels are cut, the fewest rows first."""
-    return (_algorithm(rows) for rows in _ROWS)
-
-
-def _algorithm(rows: int) -> Mapping[str, Any]:
-    q, v = LATENT_HEADS
-    return {
-        "pipeline": SPECIALISED,
-        "tile": (rows, _KEYS, q, v, _KEYS, q),
-        "wave": (1, 1, 1, 1, 1, 1, 1, 1, 1),
-        "warp_tile": (rows, _KEYS, 16, rows, _KEYS, 16, 16, 16, 16),
-        "persistent": True,
-        "pack_gqa": True,
-    }
+    return (few_rows_cut(LATENT_HEADS, rows, _KEYS) for rows in _ROWS)
 
 
 def latent_threads(config: FmhaConfig) -> int:
@@ -110,7 +99,7 @@ def latent_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """The rule ``ws_form`` of kernels over latent caches."""
     rows = next((item for item in _ROWS if item >= config.m0), _ROWS[-1])
     reason = f"workgroups stay, tiles have all heads of {', '.join(map(str, _ROWS))} rows, blocks {_KEYS} keys"
-    for name, value in _algorithm(rows).items():
+    for name, value in few_rows_cut(LATENT_HEADS, rows, _KEYS).items():
         yield from must_be("ws_form", config, name, value, reason)
     if config.dtype not in _TYPES:
         reason = f"keys, values and queries are {' or '.join(item.value for item in _TYPES)}"

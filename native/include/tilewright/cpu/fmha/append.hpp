@@ -22,8 +22,13 @@ struct FmhaAppend {
   FmhaStatus status = {};
 
   static void run(const tw_fmha_args& args, const tw_team* team) {
-    Crew crew = crew_of(team, 1 << 30);  // needs no scratch memory: any team
     FmhaAppend self{args};
+    run(self, args, team);
+  }
+  // `self`: this, or what is made of it with an append of its own.
+  template <class Self>
+  static void run(Self& self, const tw_fmha_args& args, const tw_team* team) {
+    Crew crew = crew_of(team, 1 << 30);  // needs no scratch memory: any team
     if (args.k_past.ptr != args.k.ptr || args.v_past.ptr != args.v.ptr) self.copy_all(crew);
     const int64_t blocks = ceil_div(args.new_rows, kRows), pieces = args.batch * blocks;
     for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) self.append(piece / blocks, piece % blocks * kRows);

@@ -17,19 +17,8 @@ struct FmhaAppendRounded : FmhaAppend<Config> {
   using Base::args, Base::status, Base::kRows, Base::turns, Base::kWidest;
 
   static void run(const tw_fmha_args& args, const tw_team* team) {
-    Crew crew = crew_of(team, 1 << 30);  // needs no scratch memory: any team
     FmhaAppendRounded self{{args}};
-    if (args.k_past.ptr != args.k.ptr || args.v_past.ptr != args.v.ptr) self.copy_all(crew);
-    const int64_t blocks = ceil_div(args.new_rows, kRows), pieces = args.batch * blocks;
-    for (int64_t piece; (piece = crew.claim(pieces)) >= 0;) self.append(piece / blocks, piece % blocks * kRows);
-    crew.end_stage(pieces);
-    crew.barrier();  // nobody reads lengths any more: lens_out may be len_k
-    if (args.lens_out && crew.rank == 0)
-      for (int64_t b = 0; b < args.batch; b++) {
-        const FmhaItem item = fmha_item<Config>(args, b);
-        args.lens_out[b] = (int32_t)min_of(item.k_rows + item.q_rows, item.k_room);
-      }
-    self.status.publish(crew, args.status);
+    Base::run(self, args, team);
   }
 
   TW_NOINLINE void append(int64_t b, int64_t first) {
