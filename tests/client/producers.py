@@ -93,6 +93,13 @@ def torch_like(current: int = 0) -> Any:
         def is_neg(self) -> bool:
             return False
 
+        @property
+        def is_cuda(self) -> bool:
+            return bool(self.device.type == "cuda")
+
+        def get_device(self) -> int:
+            return int(self.device.index)
+
         def contiguous(self) -> Any:
             module.made.append("contiguous")
             return type(self)(self.address, self.shape, self.dtype.removeprefix("torch."))
@@ -101,6 +108,7 @@ def torch_like(current: int = 0) -> Any:
             module.made.append(("copy", source))
 
     module.Tensor = Tensor
+    module.device = lambda kind, index: f"{kind}:{index}"
     for name in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int32"):
         setattr(module, name, name)
     return module

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tilewright.errors import InvalidArgumentError
 from tilewright.gpu.driver import LEGACY_STREAM
 
-__all__ = ["current_stream", "stream_handle"]
+__all__ = ["current_stream", "stream_handle", "stream_reader"]
 
 
 def stream_handle(stream: Any) -> int:
@@ -49,3 +51,12 @@ def current_stream(library: str, ordinal: int) -> int:
     else:
         return LEGACY_STREAM
     return int(found) or LEGACY_STREAM
+
+
+def stream_reader(library: str, ordinal: int) -> Callable[[], int]:
+    """Return what reads ``current_stream``, for many calls; it may answer 0 for the default one."""
+    if library == "torch":
+        raw = getattr(getattr(sys.modules.get(library), "_C", None), "_cuda_getCurrentRawStream", None)
+        if raw is not None:
+            return functools.partial(raw, ordinal)
+    return functools.partial(current_stream, library, ordinal)

@@ -23,6 +23,8 @@ _LASTING = frozenset(
 
 MAX_BINDINGS = 64
 """Bindings that a plan keeps by itself."""
+MAX_AGAIN = 256
+"""Addresses on a GPU that a plan remembers to have been launched on."""
 
 
 class OpenedPlan:
@@ -50,6 +52,8 @@ class OpenedPlan:
         self._lock = threading.Lock()
         self._bindings: OrderedDict[bytes, OpenedBinding] | None = None
         """By their addresses, for a plan that must be bound."""
+        self._again: dict[tuple[int, ...], OpenedBinding | None] = {}
+        """By their addresses, for a plan that need not be; ``None`` for those that were seen once."""
         self.pack = Struct(f"={self.count}Q").pack
         """Addresses as the library takes them."""
         if self.on_cpu:
@@ -81,6 +85,28 @@ class OpenedPlan:
                 return status
             self._bindings = OrderedDict()
         return self._run_bound(self._bindings, addresses, stream)
+
+    def run_again(self, places: tuple[int, ...], stream: int) -> int:
+        """``run`` on a GPU, bound from the second time on at the same addresses: that spares checks and arguments."""
+        known = self._again
+        launched: int
+        binding = known.get(places)
+        if binding is not None:
+            launched = self.launch(binding.handle, stream)
+            return launched
+        addresses = self.pack(*places)
+        if places in known:
+            status, handle = self.library.bind(self.handle, addresses, self.count)
+            if not status:
+                binding = known[places] = OpenedBinding(self, handle)
+                status = self.launch(binding.handle, stream)
+            return status
+        status = self.run(addresses, stream)
+        if not status and self._bindings is None:
+            if len(known) >= MAX_AGAIN:
+                known.clear()
+            known[places] = None
+        return status
 
     def _run_bound(self, known: OrderedDict[bytes, OpenedBinding], addresses: bytes, stream: int | None) -> int:
         """The same for a plan with arguments in device memory, which only bindings have: those used last are kept."""

@@ -22,7 +22,8 @@ class LaunchPage:
         """The descriptor stays the caller's. Raises ``OSError`` and ``ValueError`` for what cannot be mapped."""
         self._memory = mmap.mmap(fd, records * _STEP)
         self._address = addressof(c_char.from_buffer(self._memory))
-        self._choices = c_uint64.from_buffer(self._memory, _STEP - 8)
+        self.changes = c_uint64.from_buffer(self._memory, _STEP - 8)
+        """Its value is ``choices``."""
         self._records = records
         self._used = 0
         self._free: deque[int] = deque()
@@ -32,7 +33,7 @@ class LaunchPage:
     @property
     def choices(self) -> int:
         """Number of times that the server's choices of kernels have changed."""
-        return self._choices.value
+        return self.changes.value
 
     def take(self, plan: int) -> tuple[int, int] | None:
         """A record for a plan of the session, and its address; ``None`` if all are taken."""

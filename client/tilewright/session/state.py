@@ -168,6 +168,8 @@ class Core:
         """Calls that were launched in this process, by what was asked for."""
         self.mapped: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Arrays in memory of the server that this process maps, by their address."""
+        self.maps = False
+        """True once there was one: the quick answer."""
         self._releases: deque[tuple[Session, rpc.Method, Message]] = deque()
         self._quarantine: deque[tuple[float, object]] = deque()
         self._local = threading.local()

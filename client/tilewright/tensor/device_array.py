@@ -57,7 +57,7 @@ class DeviceArray:
         self.spec = spec
         self._finalizer = weakref.finalize(self, _unmap, gpu, ordinal, base)
         self._finalizer.atexit = False
-        state.core.mapped[self._address] = self
+        state.core.maps, state.core.mapped[self._address] = True, self
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -275,10 +275,10 @@ def maker(like: DeviceTensor, spec: Spec) -> Callable[[], Any] | None:
     """Return a maker of fresh arrays beside ``like``, which it does not hold; ``None`` without a library for it."""
     module: Any = sys.modules.get(like.library) if like.library else None
     if like.library == "torch" and module is not None:
-        where = {"dtype": getattr(module, _TORCH_NAMES[spec.dtype]), "device": f"cuda:{like.ordinal}"}
-        if spec.strides is not None:
-            return functools.partial(module.empty_strided, spec.shape, spec.strides, **where)
-        return functools.partial(module.empty, spec.shape, **where)
+        where = {"dtype": getattr(module, _TORCH_NAMES[spec.dtype]), "device": module.device("cuda", like.ordinal)}
+        # With strides it takes PyTorch half of the time that it takes without.
+        steps = contiguous_strides(spec.shape) if spec.strides is None else spec.strides
+        return functools.partial(module.empty_strided, spec.shape, steps, **where)
     if like.library == "cupy" and module is not None:
         return functools.partial(_by_cupy, module, like.ordinal, spec)
     return None

@@ -71,7 +71,7 @@ def operand(value: Any) -> Any:
         value = value.detach()
     if value.is_neg():
         value = value.resolve_neg()
-    if value.device.type != "cpu":
+    if not value.is_cpu:
         return value
     if value.dtype in _OWN:
         return value.view(_BITS[value.itemsize]).numpy().view(DTYPES[_WORDS[value.dtype]])
@@ -84,7 +84,7 @@ def operands(values: Sequence[Any]) -> list[Any]:
 
 def tensor(value: Any) -> Any:
     """The tensor over a result's memory."""
-    if isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
         return value
     if not isinstance(value, np.ndarray):
         return torch.from_dlpack(value)

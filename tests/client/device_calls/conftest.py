@@ -41,10 +41,10 @@ def client(server: DeviceServer, fake: FakeCuda) -> Iterator[tw.Client]:
 def torch(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> Any:
     module = torch_like(STREAM)
 
-    def empty(shape: tuple[int, ...], dtype: str, device: str) -> Any:
+    def empty_strided(shape: tuple[int, ...], steps: tuple[int, ...], dtype: str, device: str) -> Any:
         module.made.append((shape, dtype, device))
-        return module.Tensor(fake.allocate(1 << 16), shape, dtype)
+        return module.Tensor(fake.allocate(1 << 16), shape, dtype, steps)
 
-    module.empty = empty
+    module.empty_strided = empty_strided
     monkeypatch.setitem(sys.modules, "torch", module)
     return module

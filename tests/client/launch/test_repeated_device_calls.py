@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
-from struct import Struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,21 +30,18 @@ class Device:
     def __init__(self) -> None:
         self.launched: list[tuple[tuple[int, ...], int]] = []
         self.status = 0
-        self.core: Any = SimpleNamespace(direct={}, closed=False, mapped={}, report=None)
-        plan = SimpleNamespace(pack=Struct("=3Q").pack, run=self.run, on_cpu=False, flops=128)
-        here = SimpleNamespace(plan=plan, in_context=self.in_context)
+        self.core: Any = SimpleNamespace(direct={}, closed=False, mapped={}, maps=True, report=None)
+        plan = SimpleNamespace(on_cpu=False, flops=128)
         slots = [Slot(name, Spec((4, 4), np.dtype(np.float32)), (16, 4)) for name in ("a", "b", "out")]
+        here = SimpleNamespace(plan=plan, inputs=slots[:2], run_again=self.run)
         self.state: Any = SimpleNamespace(
             core=self.core, here=here, closed=False, is_due=False, renew_at=math.inf, report=Report(),
             inputs=slots[:2], outputs=slots[2:],
         )  # fmt: skip
 
-    def run(self, addresses: bytes, stream: int) -> int:
-        self.launched.append((Struct("=3Q").unpack(addresses), stream))
+    def run(self, gpu: Any, ordinal: int, places: tuple[int, ...], stream: int) -> int:
+        self.launched.append((places, stream))
         return self.status
-
-    def in_context(self, gpu: Any, ordinal: int, launch: Callable[[], int]) -> int:
-        return launch()
 
     def settle(self, a: Any, b: Any, out: Any, given: bool = True) -> None:
         operands = [recognise(value, "operand") for value in (a, b)]
@@ -61,7 +56,7 @@ class Device:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = torch_like(STREAM)
-    module.empty = lambda shape, dtype, device: module.Tensor(4096, shape, dtype)
+    module.empty_strided = lambda shape, steps, dtype, device: module.Tensor(4096, shape, dtype, steps)
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
 

@@ -42,7 +42,7 @@ def gpu(libraries: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Gpu:
 @pytest.fixture
 def torch(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = torch_like(gpu.stream())
-    module.empty = lambda shape, dtype, device: module.Tensor(gpu.allocate(PART), shape, dtype)
+    module.empty_strided = lambda shape, steps, dtype, device: module.Tensor(gpu.allocate(PART), shape, dtype, steps)
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
 

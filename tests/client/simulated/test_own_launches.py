@@ -80,3 +80,22 @@ def test_a_capture_takes_launches_in_this_process_that_need_a_workspace(librarie
         assert gpu.made_behind("cuStreamEndCapture", captured)
         assert plan(a, b, out=out) is out
         assert gpu.comes_to_rest(captured)
+
+
+def test_calls_at_addresses_that_come_again_are_bound_and_all_are_counted(target: str, gpu: Gpu, torch: Any) -> None:
+    base = gpu.allocate(9 * PART)
+    a, b, *outs = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(9))
+    with tw.connect(target, launch="caller") as client:
+        for out in (outs[0], *outs, outs[0], outs[0]):
+            assert client.gemm(a, b, out=out) is out
+        (settled,) = client._subject.direct.values()
+        again = settled._state.here.plan._again
+        bound = {places for places, binding in again.items() if binding is not None}
+        assert bound == {tuple(item.data_ptr() for item in (a, b, outs[0]))}
+        assert len(again) == len(outs)
+        (found,) = [item for item in client.kernels.statistics()["operations"] if item["name"] == "gemm"]
+        before = found["caller_launches"]
+        for _ in range(5):
+            client.gemm(a, b, out=outs[0])
+        (found,) = [item for item in client.kernels.statistics()["operations"] if item["name"] == "gemm"]
+        assert found["caller_launches"] == before + 5

@@ -175,6 +175,14 @@ class InPlace:
             gpu.order(ordinal, place, busy)
         return Launched(stream=place, gpu=gpu, ordinal=ordinal)
 
+    def run_again(self, gpu: GpuDriver, ordinal: int, places: tuple[int, ...], handle: int) -> int:
+        """The status of a launch on addresses, of which some come again and again, on a stream by its handle."""
+        if not self._several:
+            status = self.plan.run_again(places, handle)
+            if status != NO_CONTEXT:
+                return status
+        return self.in_context(gpu, ordinal, functools.partial(self.plan.run_again, places, handle))
+
     def in_context(self, gpu: GpuDriver, ordinal: int, launch: Callable[[], int]) -> int:
         """The status of a launch with its device current."""
         if not self._several or gpu.is_current(ordinal):

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
+from types import SimpleNamespace
 from typing import Any
 
 from tilewright.dispatch.bindings.binding import Launched
@@ -34,6 +35,9 @@ __all__ = ["PlacedPlan", "placement_of"]
 
 RENEW_S = 1.0
 """How often a better kernel is asked for that is being built."""
+_NEVER = math.inf
+_UNCHANGED = SimpleNamespace(value=0)
+"""A number of changes that stays."""
 
 
 class PlacedPlan(ABC):
@@ -53,10 +57,12 @@ class PlacedPlan(ABC):
         """The plan in this process, if it can be launched here."""
         self.refused: TilewrightError | None = None
         """Why it cannot."""
-        self.renew_at = math.inf
+        self.renew_at = _NEVER
         """When to ask again for the better kernel that is being built."""
         self._page: LaunchPage | None = None
         """Where the server tells that its choices have changed."""
+        self._changes: Any = _UNCHANGED
+        """Its number of changes, with a ``value``."""
         self._choices = 0
         """Their number when the plan was made."""
 
@@ -74,12 +80,16 @@ class PlacedPlan(ABC):
 
     def note_choices(self, session: Session) -> None:
         """To be called before the plan is asked for: whatever changes from then on calls for another."""
-        self._page = session.launch_page or None
-        self._choices = self._page.choices if self._page is not None else 0
+        self._watch(session.launch_page or None)
+
+    def _watch(self, page: LaunchPage | None) -> None:
+        self._page = page
+        self._changes = _UNCHANGED if page is None else page.changes
+        self._choices = self._changes.value
 
     def open_here(self, session: Session, reply: dispatch_pb2.PlanReply) -> Flow[None]:
         """Open the launch plan of a reply, if this process may launch it."""
-        self.renew_at = time.monotonic() + RENEW_S if reply.fallback else math.inf
+        self.renew_at = time.monotonic() + RENEW_S if reply.fallback else _NEVER
         if self.placement == "server":
             return
         names = tuple(slot.name for slot in (*self.inputs, *self.outputs))
@@ -98,8 +108,8 @@ class PlacedPlan(ABC):
     @property
     def is_due(self) -> bool:
         """True if it is time to ask for a better kernel. None is taken while a graph is captured."""
-        changed = self._page is not None and self._page.choices != self._choices
-        if not changed and (self.renew_at is math.inf or time.monotonic() < self.renew_at):
+        # Every call asks.
+        if self._changes.value == self._choices and (self.renew_at is _NEVER or time.monotonic() < self.renew_at):
             return False
         return self.here is None or not self.here.is_capturing
 
@@ -107,7 +117,8 @@ class PlacedPlan(ABC):
         """Take the better kernel, if it has been built. What is bound already stays with its own."""
         session = self.core.session
         if session is None or session.lost or self.closed:
-            self.renew_at, self._page = time.monotonic() + RENEW_S, None
+            self.renew_at = time.monotonic() + RENEW_S
+            self._watch(None)
             return
         old = (session, self.plan)
         yield from self.made(session)

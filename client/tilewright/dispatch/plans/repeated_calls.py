@@ -19,13 +19,15 @@ from tilewright.dispatch.bindings.in_place import InPlace
 from tilewright.dispatch.operands.slots import Slot
 from tilewright.dispatch.plans.plan import PlanState
 from tilewright.errors import TilewrightError
-from tilewright.gpu.streams import current_stream
+from tilewright.gpu.driver import LEGACY_STREAM
+from tilewright.gpu.streams import stream_reader
 from tilewright.session.state import Core
 from tilewright.tensor.device_array import maker
-from tilewright.tensor.families import family_of
+from tilewright.tensor.families import FAMILIES, family_of
 from tilewright.tensor.interop import DeviceTensor
 from tilewright.transport.rpc import MISSED, Flow, Settled
 from tilewright.types.addresses import address_of
+from tilewright.types.report import Report
 from tilewright.types.spec import Spec, fresh
 
 __all__ = ["Result", "attempt", "settle"]
@@ -76,8 +78,11 @@ class _Here(ABC):
         self.listed = listed
         here: Any = state.here
         self.flops = here.plan.flops
+        last = len(self._made) - 1
+        self._simple = not listed and self._results == ((last, False),) and last == len(here.inputs)
+        """True if the last operand is the result, as it is."""
 
-    def run(self, arrays: Sequence[Any]) -> Any:
+    def run(self, arrays: Sequence[Any], places: list[int]) -> Any:  # noqa: ARG002 - of those on a device
         state = self._state
         here = state.here
         if here is None or state.closed or self._core.closed or state.is_due:
@@ -106,15 +111,11 @@ class _OnHost(_Here):
         count = len(here.inputs)
         self._given = tuple(index for index in range(count, len(self._made)) if self._made[index] is None)
         """Indices of the outputs that the caller gives."""
-        index, swapped = self._results[0]
-        alone = len(self._results) == 1 and not swapped and not self.listed
-        self._simple = alone and index == count == len(self._made) - 1
-        """True if the last operand is the result, as it is."""
 
-    def run(self, arrays: Sequence[Any]) -> Any:
+    def run(self, arrays: Sequence[Any], places: list[int]) -> Any:
         make = self._made[-1]
         if not self._simple or make is None:
-            return super().run(arrays)
+            return super().run(arrays, places)
         # The same with nothing that other calls need: a small product takes no longer than this.
         state, core = self._state, self._core
         here = state.here
@@ -149,17 +150,44 @@ class _OnDevice(_Here):
 
     def __init__(self, lead: DeviceTensor, address: Callable[[Any], int], *settled: Any) -> None:
         super().__init__(*settled)
-        self._gpu, self._ordinal, self._library = lead.gpu, lead.ordinal, lead.library
+        self._gpu, self._ordinal = lead.gpu, lead.ordinal
+        self._stream = stream_reader(lead.library, lead.ordinal)
+        self._default = self._gpu.handle(LEGACY_STREAM)
         self._address = address
+        given = len(self._made) - (self._made[-1] is not None)
+        self._simple = self._simple and self._sources[:given] == tuple(range(given))
+        """True, too, only if the call's arrays are its operands in this order."""
+        self._told: tuple[Report, Callable[[], Report]] | None = None
+        """What the last launch reported, by the plan's own report."""
+
+    def run(self, arrays: Sequence[Any], places: list[int]) -> Any:
+        if not self._simple:
+            return super().run(arrays, places)
+        # The same with nothing that other calls need: the host's time decides how fast small products follow.
+        state, core = self._state, self._core
+        here = state.here
+        if here is None or state.closed or core.closed or state.is_due or (core.maps and core.mapped):
+            return MISSED
+        make = self._made[-1]
+        if make is None:
+            out = arrays[-1]
+        else:
+            out = make()
+            places.append(self._address(out))
+        if here.run_again(self._gpu, self._ordinal, tuple(places), self._stream() or self._default):
+            return MISSED
+        told = self._told
+        if told is None or told[0] is not state.report:
+            told = self._told = state.report, functools.partial(launch_report, state.report, 0, "caller")
+        core.report = told[1]
+        return out
 
     def _launch(self, here: InPlace, operands: Sequence[Any]) -> int:
         if self._core.mapped:  # some may be the server's memory
             return -1
-        plan = here.plan
-        addresses = plan.pack(*map(self._address, operands))
-        handle = self._gpu.handle(current_stream(self._library, self._ordinal))
-        launch = functools.partial(plan.run, addresses, handle)
-        return -1 if here.in_context(self._gpu, self._ordinal, launch) else 0
+        places = tuple([self._address(operand) for operand in operands])
+        handle = self._stream() or self._default
+        return -1 if here.run_again(self._gpu, self._ordinal, places, handle) else 0
 
 
 class _ByServer:
@@ -181,7 +209,7 @@ class _ByServer:
         self._listed = listed
         self._words = words
 
-    def run(self, arrays: Sequence[Any]) -> Any:
+    def run(self, arrays: Sequence[Any], places: list[int]) -> Any:  # noqa: ARG002 - as above
         if self._state.closed or self._state.core.closed:
             return MISSED
         return Settled(functools.partial(self._flow, arrays))
@@ -213,24 +241,37 @@ def attempt(name: str, core: Core, args: Sequence[Any], kwargs: Mapping[str, Any
         return MISSED
     key: list[Any] = [name]
     arrays: list[Any] = []
+    places: list[int] = []
     for value in args:
-        if type(value) is _ARRAY:
+        kind = type(value)
+        if kind is _ARRAY:
             key += (value.dtype, value.shape, value.strides)
-            arrays.append(value)
-        elif not _describe(value, key, arrays):
+        elif (family := FAMILIES.get(kind)) is not None:
+            if not family.describe(value, key, places):
+                return MISSED
+        elif not _describe(value, key, arrays, places):
             return MISSED
+        else:
+            continue
+        arrays.append(value)
     for option, value in kwargs.items():
         key.append(option)
-        if not _describe(value, key, arrays):
+        if (family := FAMILIES.get(type(value))) is not None:
+            if not family.describe(value, key, places):
+                return MISSED
+            arrays.append(value)
+        elif not _describe(value, key, arrays, places):
             return MISSED
     settled: _Here | _ByServer | None = core.direct.get(tuple(key))
     if settled is None or settled.flops > most_flops:
         return MISSED
-    return settled.run(arrays)
+    return settled.run(arrays, places)
 
 
-def _describe(value: Any, key: list[Any], arrays: list[Any]) -> bool:
-    """Add what a call with this argument is recognised by; false if that cannot be said."""
+def _describe(value: Any, key: list[Any], arrays: list[Any], places: list[int]) -> bool:
+    """Add what a call with this argument is recognised by; false if that cannot be said. ``places`` has the addresses
+    of arrays on devices.
+    """
     kind = type(value)
     if kind is _ARRAY:
         key += (value.dtype, value.shape, value.strides)
@@ -241,13 +282,11 @@ def _describe(value: Any, key: list[Any], arrays: list[Any]) -> bool:
         key += (kind, value)
     elif kind is tuple or kind is list:
         key += (kind, len(value))
-        return all(_describe(item, key, arrays) for item in value)
+        return all(_describe(item, key, arrays, places) for item in value)
     else:
         family = family_of(kind)
-        found = None if family is None else family.describe(value)
-        if found is None:
+        if family is None or not family.describe(value, key, places):
             return False
-        key.append(found)
         arrays.append(value)
     return True
 
@@ -269,14 +308,15 @@ def settle(
     """
     key: list[Any] = [name]
     arrays: list[Any] = []
+    places: list[int] = []
     names: list[str] = []
     for label, value in zip(labels, args, strict=False):
-        if not _describe(value, key, arrays):
+        if not _describe(value, key, arrays, places):
             return
         names += _names(label, value)
     for option, value in kwargs.items():
         key.append(option)
-        if not _describe(value, key, arrays):
+        if not _describe(value, key, arrays, places):
             return
         names += _names(option, value)
     if len(args) > len(labels) or state.renew_at != math.inf:
@@ -292,8 +332,8 @@ def settle(
         sources.append(source)
     if set(range(len(arrays))) - set(sources):  # an array that counts by what is in it, or that was copied
         return
-    places = {slot.name: index for index, slot in enumerate(slots)}
-    found = [(places[item.output], item.swapped and not item.given) for item in results]
+    order = {slot.name: index for index, slot in enumerate(slots)}
+    found = [(order[item.output], item.swapped and not item.given) for item in results]
     if any(item.swapped and item.given for item in results):
         return
     settled: _Here | _ByServer | None
