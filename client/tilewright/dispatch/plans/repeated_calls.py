@@ -158,7 +158,7 @@ class _OnDevice(_Here):
         self._simple = self._simple and self._sources[:given] == tuple(range(given))
         """True, too, only if the call's arrays are its operands in this order."""
         self._told: tuple[Report, Callable[[], Report]] | None = None
-        """What the last launch reported, by the plan's own report."""
+        """The last launch's report, behind the plan's own that it was made of."""
 
     def run(self, arrays: Sequence[Any], places: list[int]) -> Any:
         if not self._simple:
