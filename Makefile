@@ -1,8 +1,8 @@
 # `make demo` and `make test` set up what they need in .venv: Python 3.10 or later is all that has to be there.
 PYTHON ?= python3
 VENV ?= .venv
-# Processes of tests: one more than there are cores, because some tests wait for servers.
-WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
+# Processes of tests: half as many again as there are cores, and one, because many tests wait for servers and compilers.
+WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 3 / 2 + 1 )))
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 SOAK_ARGS ?= --minutes 10
@@ -13,8 +13,10 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak planted gates test-gpu lint format proto bench wheel clean
+.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak planted gates passed test-gpu lint format proto bench wheel clean
 .DEFAULT_GOAL := help
+# Hundreds of short processes import the project: they need not compile it each time, wherever this runs.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-16s %s\n", $$1, $$2 }'
@@ -58,8 +60,12 @@ soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server
 planted: $(DEV_READY) ## Plant bugs in a copy of the tree, one after the other: tests that must find them do; PLANTED_ARGS="AMD"
 	@$(BIN)/python -m tests.planted $(PLANTED_ARGS)
 
-gates: $(DEV_READY) ## Compile all kernels of the default sets and record that they passed; minutes
+gates: $(DEV_READY) ## Compile all kernels of the default sets, run the extended tests of kernels, and record what passed; a quarter of an hour
 	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha tests/moe
+	@$(MAKE) --no-print-directory passed
+
+passed: $(DEV_READY) ## Of `make gates` the second part: extended tests of kernels, which run again when what they read has changed
+	@$(PYTEST) --gates -m 'extended and not exhaustive' $(PYTEST_ARGS) $$($(BIN)/python tests/kernels/passed.py)
 
 test-gpu: $(DEV_READY) ## The tests that need an NVIDIA GPU (and PyTorch built for it in the environment)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS) tests

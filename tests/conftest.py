@@ -63,8 +63,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("gates") and not hasattr(config, "workerinput"):
+        from passed import Recorder
+
+        config.pluginmanager.register(Recorder(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests first, then those with many: at the end no worker waits long for another's file."""
+    from passed import leave_out
+
     if not have_objdump():
         for item in items:
             case = getattr(item, "callspec", None)
@@ -74,6 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.stem in GATES or not WHOLE.isdisjoint(_values(item)):
             item.add_marker(pytest.mark.extended)
     _leave_some_out(items)
+    leave_out(config, items)
     usual = [item for item in items if not item.get_closest_marker("exhaustive")]
     counts = Counter(item.path for item in usual)
     slow = {item.path for item in usual if item.get_closest_marker("slow")}

@@ -1,0 +1,160 @@
+"""Extended tests of kernels that passed as they stand: what they read has not changed since, so they are not run again.
+
+``passed.json`` has, for each file of tests, the tools and a digest of all sources that its tests read: kernels,
+plugins, the emulator, the tests themselves and the bugs that they plant. ``make test-rest`` skips its extended tests
+where both are as recorded, and runs all of them where anything differs. ``make gates`` runs them in any case and writes
+what passed. ``make test`` reads no record.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+import tilewright_arch
+from tilewright_emulator.code.compiler import have_objdump, tool
+
+__all__ = ["FILES", "MARKS", "Recorder", "leave_out", "reads"]
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("passed.json")
+MARKS = "extended and not exhaustive"
+"""The tests that are recorded: those of ``make test-rest``."""
+EVERY = (
+    "arch", "emulator", "native/include", "native/tilewright_native", "plugins/kit", "server/tilewright_server/build",
+    "server/tilewright_server/protocol", "server/tilewright_server/__init__.py", "tools/tilewright_tools/analysis",
+    "tools/tilewright_tools/__init__.py", "tests/kernels", "tests/conftest.py",
+)  # fmt: skip
+"""Folders and files that all of these tests may read."""
+ATTENTION, CONVOLUTION, PRODUCTS = "plugins/fmha", "plugins/grouped_conv", "plugins/gemm"
+NATIVE = ("tests/native", "tests/fmha", ATTENTION, CONVOLUTION)
+AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "native": (
+        (*NATIVE, "native/runtime"),
+        (
+            "test_amd_compile", "test_amd_gemm", "test_amd_pipelines", "test_conv_amd", "test_conv_cpu",
+            "test_conv_gpu", "test_fmha_amd", "test_fmha_cpu", "test_fmha_gpu", "test_gemm", "test_gpu_gemm",
+            "test_toolchains",
+        ),
+    ),
+    "emulator": (("tests/emulator", *NATIVE), ("test_conv_mutants", "test_fmha_mutants", "test_mutants")),
+    "gemm": (
+        ("tests/gemm", PRODUCTS),
+        (
+            "test_execution", "test_gpu_codegen", "test_gpu_emulated", "test_hip_codegen", "test_hip_cost",
+            "test_hip_emulated", "test_hip_packed", "test_int4",
+        ),
+    ),
+    "conv": (
+        ("tests/conv", CONVOLUTION),
+        (
+            "test_conv_adjoint", "test_conv_conformance", "test_conv_execution", "test_conv_gpu_emulated",
+            "test_conv_im2col",
+        ),
+    ),
+    "fmha": (
+        ("tests/fmha", ATTENTION),
+        (
+            "test_fmha_conformance", "test_fmha_decode_emulated", "test_fmha_execution", "test_fmha_gpu_emulated",
+            "test_fmha_heads",
+        ),
+    ),
+}  # fmt: skip
+"""What the tests of an area read beside ``EVERY``, and its files of tests."""
+FILES = {f"tests/{area}/{name}.py": own for area, (own, names) in AREAS.items() for name in names}
+SUFFIXES = frozenset({".c", ".cpp", ".csv", ".h", ".hpp", ".in", ".json", ".npz", ".py", ".toml"})
+PACKAGES = ("hypothesis", "ml_dtypes", "numpy", "nvidia-cuda-nvrtc", "pytest", "ziglang")
+
+
+def reads(file: str) -> tuple[str, ...]:
+    """Folders and files of which a change has the tests of a file run again, from the project's root."""
+    return (*EVERY, *FILES[file])
+
+
+def state(file: str) -> list[str]:
+    """The tools and the digest that a record of the file has now."""
+    return [_tools(), hashlib.sha256("".join(map(_digest, reads(file))).encode()).hexdigest()]
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the extended tests of all files that passed as they stand."""
+    if config.getoption("gates") or "not extended" in config.option.markexpr:
+        return
+    records = _records()
+    for item in items:
+        file = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else ""
+        if file in records and file in FILES and item.get_closest_marker("extended") and records[file] == state(file):
+            item.add_marker(pytest.mark.skip(reason="passed as it stands (tests/kernels/passed.json); --gates runs it"))
+
+
+class Recorder:
+    """Writes down which files passed, if all tests of a run with ``--gates`` did."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        whole = config.option.markexpr == MARKS and not config.option.keyword
+        self._states = {file: state(file) for file in FILES if whole and file in config.args}
+        """Of before the tests: what is edited while they run did not pass."""
+        self._passed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self._passed.add(report.nodeid.partition("::")[0])
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus != pytest.ExitCode.OK:
+            return
+        found = {file: each for file, each in self._states.items() if file in self._passed}
+        if found:
+            with RECORD.open("a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                RECORD.write_text(json.dumps(_records() | found, indent=1, sort_keys=True) + "\n")
+
+
+@functools.cache
+def _digest(place: str) -> str:
+    """Of all sources in a folder, or of a file; records are none."""
+    path, digest = ROOT / place, hashlib.sha256()
+    for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if each.suffix in SUFFIXES and each.is_file() and each not in (RECORD, RECORD.with_name("gated.json")):
+            digest.update(each.relative_to(ROOT).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@functools.cache
+def _tools() -> str:
+    """Compilers, the interpreter, packages, and the level of the CPU on which kernels run."""
+    compilers = [_first_line(path) for name in ("c++", "clang++") if (path := tool(name))]
+    disassembler = "llvm-objdump" if have_objdump() else "no llvm-objdump"
+    python = ".".join(platform.python_version_tuple()[:2])
+    packages = [f"{name} {_version(name)}" for name in PACKAGES]
+    return "; ".join([tilewright_arch.detect_cpu().id, *compilers, disassembler, f"Python {python}", *packages])
+
+
+def _first_line(compiler: str) -> str:
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    return said.partition("\n")[0]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _records() -> dict[str, list[str]]:
+    text = RECORD.read_text() if RECORD.exists() else ""
+    found: dict[str, list[str]] = json.loads(text or "{}")
+    return found
+
+
+if __name__ == "__main__":  # the Makefile's list
+    print(*sorted(FILES))  # noqa: T201
