@@ -61,7 +61,7 @@ planted: $(DEV_READY) ## Plant bugs in a copy of the tree, one after the other: 
 	@$(BIN)/python -m tests.planted $(PLANTED_ARGS)
 
 gates: $(DEV_READY) ## Compile all kernels of the default sets, run the extended tests of kernels, and record what passed; a quarter of an hour
-	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha tests/moe
+	@$(BIN)/python -m pytest -n 0 --gates -k shipped_sets $(PYTEST_ARGS) tests/gemm tests/conv tests/fmha tests/moe tests/kernels
 	@$(MAKE) --no-print-directory passed
 
 passed: $(DEV_READY) ## Of `make gates` the second part: extended tests of kernels, which run again when what they read has changed

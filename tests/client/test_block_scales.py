@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from client_helpers import close, random
@@ -42,16 +43,31 @@ def test_blocks_are_a_pair_or_a_name_in_calls_plans_and_groups(client: tw.Client
     close(client.grouped_gemm([a], [b], scale_block=SQUARES, out_dtype="fp32", **lists)[0], truth, 1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float8_e8m0fnu"])
+def test_exponents_of_blocks_of_32_come_as_bytes_or_as_their_own_type(client: tw.Client, dtype: str) -> None:
+    a, w = (client.asarray(random(rows, 70), "fp8") for rows in (5, 40))
+    exponents = [np.random.default_rng(rows).integers(122, 132, (rows, 3)).astype(np.uint8) for rows in (5, 40)]
+    wide = [np.ldexp(np.float32(1), np.repeat(bytes_.astype(int), 32, 1)[:, :70] - 127) for bytes_ in exponents]
+    truth = (np.array(a, np.float32) * wide[0]) @ (np.array(w, np.float32) * wide[1]).T
+    kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+    scales = {f"scale_{side}": bytes_.view(kind) for side, bytes_ in zip("ab", exponents, strict=True)}
+    blocks = {"scale_block": ((1, 32), (1, 32)), "out_dtype": "fp32"}
+    close(client.gemm(a, w.T, **blocks, **scales), truth, 1e-3)
+    lists = {name: [value] for name, value in scales.items()}
+    close(client.grouped_gemm([a], [w.T], **blocks, **lists)[0], truth, 1e-3)
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
         ({"scale_block": (1, 128)}, "attribute_type"),
-        ({"scale_block": ((1, 32), (1, 32))}, "attribute_choice"),
+        ({"scale_block": ((1, 64), (1, 64))}, "attribute_choice"),
+        ({"scale_block": ((1, 32), (1, 32))}, "block_scale_dtype"),
         ({"scale_b": np.ones((3, 3), np.float32)}, "block_scale_shape"),
         ({"scale_a": 2.0}, "block_scale_shape"),
         ({"scale_a": np.full((5, 3), 127, np.uint8)}, "block_scale_dtype"),
     ],
-    ids=["one_block", "unknown", "shape", "number", "exponents"],
+    ids=["one_block", "unknown", "fp32", "shape", "number", "exponents"],
 )
 def test_scales_that_do_not_fit_are_rejected_with_what_would_do(
     client: tw.Client, changes: dict[str, Any], rule: str

@@ -1,25 +1,29 @@
-"""Kernels that planners propose for AMD GPUs, over problems of many kinds, and how they build: each one within its
-registers. What one could not compile is not to be proposed.
+"""Kernels that planners propose for AMD GPUs, over problems of many kinds, and a part that covers all of them: each one
+is to build within its registers. What one could not compile is not to be proposed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
+from sampling import covering
+
 from tilewright_arch import ArchSpec
+from tilewright_gemm.config.block_scales import SCALES, block_of, block_word, scale_shapes
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest
-from tilewright_kit.types.errors import BuildFailedError, UnsupportedError
+from tilewright_kit.types.errors import UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_server.build.toolchains.toolchain import Toolchain
+from tilewright_tools.cli.problems.loading import load_operation
 
-__all__ = ["REQUESTS", "chosen", "faults", "proposed"]
+__all__ = ["REQUESTS", "convolutions", "cover", "owner", "proposed", "requests"]
 
 Requests = Iterator[OperationRequest]
 FLOATS = ("fp32", "fp16", "bf16")
@@ -43,6 +47,36 @@ def products() -> Requests:
             "b": TensorDesc.of(dtype, (k, n), (n, 1) if b == "r" else (1, k)),
         }
         yield OperationRequest("gemm", inputs, {}, {"out_dtype": out})
+
+
+def narrow_weights() -> Requests:
+    """Packed weights of 4 bits, with scales of each type, and zero points or none; lines that are aligned, and not."""
+    of = TensorDesc.of
+    sizes = ((1, 4096, 4096), (16, 4096, 4096), (64, 4096, 4096), (1024, 4096, 4096), (33, 1000, 1111))
+    for (m, n, k), dtype, scales, zeros in itertools.product(
+        sizes, ("fp16", "bf16", "fp8"), ("fp32", "fp16", "bf16"), (False, True)
+    ):
+        groups, rows = -(-k // 128), -(-k // 2)
+        inputs = {"a": of(dtype, (m, k)), "b": of("int8", (rows, n), (1, rows)), "scale_b": of(scales, (n, groups))}
+        inputs |= {"zero_b": of("int8", (n, groups))} if zeros else {}
+        yield OperationRequest("gemm", inputs, {}, {"b_format": "int4_128", "out_dtype": "bf16"})
+
+
+def block_scales() -> Requests:
+    """8-bit floats with scales of blocks, in every layout."""
+    of = TensorDesc.of
+    sizes = ((4096, 4096, 4096), (16, 4096, 4096), (333, 777, 1111))
+    for (m, n, k), dtype, blocks, a, b in itertools.product(sizes, ("fp8", "bf8"), SCALES.values(), "rc", "rc"):
+        inputs = {
+            "a": of(dtype, (m, k), (k, 1) if a == "r" else (1, m)),
+            "b": of(dtype, (k, n), (n, 1) if b == "r" else (1, k)),
+        }
+        shapes = scale_shapes(blocks[1], m, n, k)
+        inputs |= {
+            f"scale_{side}": of(block_of(blocks[1]).dtype, shape) for side, shape in zip("ab", shapes, strict=True)
+        }
+        word = block_word(*blocks).value
+        yield OperationRequest("gemm", inputs, {}, {"scale_block": word, "out_dtype": "bf16"})
 
 
 def convolutions(name: str) -> Requests:
@@ -81,47 +115,115 @@ def attentions(name: str) -> Requests:
             yield OperationRequest(name, inputs, {}, {**mask, "deterministic": fixed})
 
 
+def more_attentions() -> Requests:
+    """Latent caches, scores as an output, heads above 256, a bias with slopes, pages, and 8-bit floats."""
+    of = TensorDesc.of
+    for dtype, rows in itertools.product(FLOATS, (1, 128)):
+        q, k, v = of(dtype, (2, 16, rows, 128)), of(dtype, (2, 4, 4096, 128)), of(dtype, (2, 4, 4096, 128))
+        for latent, values in ((576, 512), (288, 256), (72, 64)):
+            inputs = {"q": of(dtype, (2, 16, rows, latent)), "k": of(dtype, (2, 1, 4096, latent))}
+            yield OperationRequest("attention", inputs, {}, {"head_dim_v": values})
+        for word in ("scaled", "masked", "probabilities"):
+            yield OperationRequest("attention", {"q": q, "k": k, "v": v}, {}, {"return_scores": word})
+        wide = {name: of(dtype, (2, 4, 128 if name != "q" else rows, 512)) for name in "qkv"}
+        yield OperationRequest("attention", wide, {}, {"causal": True})
+        both = {"bias": of("fp32", (2, 16, rows, 4096)), "alibi_slopes": of("fp32", (16,))}
+        yield OperationRequest("attention", {"q": q, "k": k, "v": v, **both}, {}, {})
+        pages = {name: of(dtype, (128, 64, 4, 128)) for name in "kv"}
+        table = {"block_table": of("int32", (2, 64)), "seqlens_k": of("int32", (2,))}
+        yield OperationRequest("attention", {"q": q, **pages, **table}, {}, {})
+    for rows, size in itertools.product((1, 128, 4096), (64, 128, 256)):
+        inputs = {name: of("fp8", (2, 8, rows if name == "q" else 4096, size)) for name in "qkv"}
+        inputs |= {f"{name}_descale": of("fp32", ()) for name in "qkv"}
+        yield OperationRequest("attention", inputs, {}, {"out_dtype": "bf16"})
+
+
+def appends() -> Requests:
+    """Rows appended to caches of their own type, and rounded to 8-bit floats; with rotation and without."""
+    of = TensorDesc.of
+    tables = {name: of("fp32", (4096, 64)) for name in ("rotary_cos", "rotary_sin")}
+    for new, cache_type, size in itertools.product(FLOATS, (None, "fp8"), (64, 128, 256)):
+        if cache_type and new == "fp32":
+            continue
+        inputs = {name: of(new, (3, 2, 5, size)) for name in ("k_new", "v_new")}
+        inputs |= {name: of(cache_type or new, (12, 16, 2, size)) for name in ("k_past", "v_past")}
+        inputs |= {"block_table": of("int32", (3, 4)), "seqlens_k": of("int32", (3,))}
+        inputs |= {"k_descale": of("fp32", (2,)), "v_descale": of("fp32", ())} if cache_type else {}
+        yield OperationRequest("kv_append", inputs, {}, {})
+        if size == 128:
+            for rope in ("half", "interleaved"):
+                yield OperationRequest("kv_append", inputs | tables, {}, {"rope": rope})
+
+
 REQUESTS: Mapping[str, Callable[[], Requests]] = {
-    "gemm": products,
+    "gemm": lambda: itertools.chain(products(), narrow_weights(), block_scales()),
     "conv": lambda: convolutions("conv"),
     "conv_backward_data": lambda: convolutions("conv_backward_data"),
     "conv_backward_weight": lambda: convolutions("conv_backward_weight"),
-    "attention": lambda: attentions("attention"),
+    "attention": lambda: itertools.chain(attentions("attention"), more_attentions()),
     "attention_backward": lambda: attentions("attention_backward"),
+    "kv_append": appends,
+    "moe_gemm": lambda: iter(()),
 }
-"""Problems by operation."""
+"""Problems by operation, beside the operation's own samples."""
+
+
+def requests(name: str) -> list[OperationRequest]:
+    """All problems of an operation."""
+    return [*REQUESTS[name](), *load_operation(name).samples()]
 
 
 def proposed(
     operation: Operation[Any, Any], arch: ArchSpec, requests: Iterable[OperationRequest]
 ) -> list[KernelConfig]:
-    """All candidates of the operation itself for the problems, each once, in their order."""
+    """All candidates for the problems and the kernels that their plans need beside them, each once, in their order."""
     found: dict[KernelConfig, None] = {}
+    device = device_of(arch)
     for request in requests:
         try:
             problem = operation.parse(request)
-            candidates = operation.candidates(problem, device_of(arch))
+            candidates = list(operation.candidates(problem, device))
         except UnsupportedError:
             continue  # a type that the arch has no instruction for
         found |= {config: None for config in candidates if config.operation == operation.name}
+        if operation.name not in _ALONE:
+            for config in candidates:
+                found |= dict.fromkeys(operation.plan(problem, config, device).kernels)
     return list(found)
 
 
-def chosen(configs: Iterable[KernelConfig], count: int) -> list[KernelConfig]:
-    """Some of them, always the same, by a hash of their names."""
-    return sorted(configs, key=lambda item: hashlib.sha256(item.name.encode()).digest())[:count]
+_ALONE = ("gemm", "moe_gemm")
+"""Operations whose plans have no other kernels than the candidate."""
 
 
-def faults(
-    operation: Operation[Any, Any], configs: Sequence[KernelConfig], arch: ArchSpec, toolchain: Toolchain, folder: Path
-) -> list[str]:
-    """Why kernels do not build: the compiler refuses what spills and what does not fit."""
-    found = []
-    for number, config in enumerate(configs):
-        room = folder / str(number)
-        room.mkdir(parents=True)
-        try:
-            toolchain.compile(operation.generate(config, arch), room, arch)
-        except BuildFailedError as error:
-            found.append(f"{config.name}: {error.rule}: {error.log_tail[-300:]}")
-    return found
+@cache
+def owner(name: str) -> Operation[Any, Any]:
+    """The operation that generates kernels of this name."""
+    return load_operation(name)
+
+
+def cover(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+    """A part of the kernels in which every shape (all that decides about registers, but for what follows) is there with
+    each type and each layout that it is proposed with, and every other field with each of its values in every pipeline.
+    Of kernels that show as much, those of the largest tiles.
+    """
+    found = sorted(configs, key=lambda item: -math.prod(item.to_dict().get("tile", ())[:2]))
+    return [found[place] for place in covering(found, _shown)]
+
+
+_TYPES = ("dtype", "dtype_a", "dtype_b", "dtype_in", "layout", "family")
+_SHAPE = (
+    "pipeline", "tile", "wave", "warp_tile", "hdim", "specialization", "channel_tile", "pixel_tile", "filter",
+    "vector_sizes", "explicit_gemm", "two_stage",
+)  # fmt: skip
+
+
+def _shown(config: KernelConfig) -> set[str]:
+    fields = config.to_dict()
+    for name in ("split_k", "max_splits_log2", "num_splits"):
+        if name in fields:
+            fields[name] = fields[name] > 1  # how many decides about nothing but the launch
+    shape = json.dumps([config.operation, *(fields.get(name) for name in _SHAPE)])
+    shown = {f"{shape} {name} {fields.get(name)}" for name in _TYPES}
+    kind = f"{config.operation} {fields.get('pipeline')} {fields.get('family')}"
+    return shown | {f"{kind} {name} {value}" for name, value in fields.items() if name not in _SHAPE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -27,10 +28,16 @@ def _those_first_that_show_the_most(cases: Sequence[T], shows: Callable[[T], Col
     left = [set(shows(case)) for case in cases]
     missing: set[Hashable] = set().union(*left)
     chosen: list[int] = []
+    most = [(-len(shown), place) for place, shown in enumerate(left)]
+    heapq.heapify(most)
     while missing:
-        best = max(range(len(cases)), key=lambda place: len(left[place] & missing))
-        chosen.append(best)
-        missing -= left[best]
+        known, place = heapq.heappop(most)
+        gain = len(left[place] & missing)
+        if gain < -known:  # others have shown some of it meanwhile
+            heapq.heappush(most, (-gain, place))
+            continue
+        chosen.append(place)
+        missing -= left[place]
     return chosen
 
 

@@ -103,23 +103,18 @@ def _blocks(given: Blocks) -> str:
             field="scale_block",
             value=given,
             rule="attribute_type",
-            fix="give (rows, k) of a and (columns, k) of b: ((1, 128), (128, 128)) or ((1, 128), (1, 128))",
+            fix="give (rows, k) of a and (columns, k) of b, as ((1, 128), (128, 128)) or ((1, 32), (1, 32))",
         ) from None
 
 
-_EXPONENTS = ("uint8", "float8_e8m0fnu")
+_EXPONENTS = "float8_e8m0fnu"
 
 
-def _no_exponents(scale: Any, name: str) -> None:
-    """Raises ``InvalidArgumentError`` for exponents of 8 bits in the place of fp32."""
-    if str(getattr(scale, "dtype", "")).rpartition(".")[2] in _EXPONENTS:
-        raise InvalidArgumentError(
-            f"{name} has exponents of 8 bits (E8M0); kernels read factors of fp32",
-            field=name,
-            value=str(scale.dtype),
-            rule="block_scale_dtype",
-            fix="convert them, exactly: numpy.ldexp(numpy.float32(1), e.astype(int) - 127) of bytes e",
-        )
+def _exponents(scale: Any) -> Any:
+    """Exponents of 8 bits (E8M0) as the operation describes them: the same bytes as int8."""
+    if str(getattr(scale, "dtype", "")).rpartition(".")[2] == _EXPONENTS:
+        return scale.view(np.int8 if isinstance(scale, np.ndarray) else sys.modules["torch"].int8)
+    return _signed(scale)
 
 
 def operands(
@@ -142,7 +137,7 @@ def operands(
     found |= listed
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None:
-            found[f"{name}{group}"] = scale_operand(scale, name)
+            found[f"{name}{group}"] = scale_operand(_exponents(scale), name)
     if zero_b is not None:
         found[f"zero_b{group}"] = zero_b
     return all_recognised(found)
@@ -204,9 +199,6 @@ def _gemm(
     c = _scaled(c, beta)
     b, b_format, scale_b, zero_b = _int4(b, b_format, scale_b, zero_b)
     alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
-    if scale_block is not None:
-        _no_exponents(scale_a, "scale_a")
-        _no_exponents(scale_b, "scale_b")
     inputs, target = operands(a, b, bias, c, d, scale_a, scale_b, zero_b), writable(out)
     words = attributes(
         alpha=alpha,

@@ -26,7 +26,7 @@ from tilewright_gemm.problem.pack_b import parse_pack_b
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.resize import resized_gemm
 from tilewright_gemm.references.reference import reference_gemm, reference_pack_b
-from tilewright_gemm.references.samples import gemm_samples, pack_b_samples
+from tilewright_gemm.references.samples import gemm_sample_inputs, gemm_samples, pack_b_samples
 from tilewright_kit.config.rules import RuleBook
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.kernel_sets.declare import KernelSet
@@ -60,6 +60,7 @@ class GemmOperation(GemmSearch):
     predict = staticmethod(predict_gemm)
     reference = staticmethod(reference_gemm)
     samples = staticmethod(gemm_samples)
+    sample_inputs = staticmethod(gemm_sample_inputs)
 
     select_set = staticmethod(select_set)
     """Kernels by options, sweeps included."""

@@ -52,6 +52,7 @@ class ScaleA(Word):
     TENSOR = "tensor"
     ROW = "row"
     BLOCK_1X128 = "1x128"
+    BLOCK_1X32 = "1x32"
 
 
 class ScaleB(Word):
@@ -64,6 +65,7 @@ class ScaleB(Word):
     COLUMN = "column"
     BLOCK_1X128 = "1x128"
     BLOCK_128X128 = "128x128"
+    BLOCK_1X32 = "1x32"
     INT4_FP32 = "int4fp32"
     INT4_FP16 = "int4fp16"
     INT4_BF16 = "int4bf16"
@@ -85,6 +87,7 @@ class ScaleBlock(Word):
     NONE = "none"
     ROWS_AND_COLUMNS = "1x128_1x128"
     ROWS_AND_SQUARES = "1x128_128x128"
+    EXPONENTS = "1x32_1x32"
 
 
 LAYOUTS = ("rcr", "rrr", "crr", "ccr")

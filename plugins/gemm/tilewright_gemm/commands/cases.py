@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from tilewright_gemm.config.block_scales import DTYPES as BLOCK_DTYPES
-from tilewright_gemm.config.block_scales import SCALES, scale_shapes
+from tilewright_gemm.config.block_scales import SCALES, block_of, scale_shapes
 from tilewright_gemm.config.int4 import DTYPES as INT4_DTYPES
 from tilewright_gemm.config.int4 import SCALE_DTYPES, group_shape, packed_rows
 from tilewright_gemm.vocabulary import BFormat, ScaleBlock
@@ -83,7 +83,7 @@ class GemmCase:
     groups: str = ""
     """Rows of each product of a grouped call, in the place of ``m``: ``128+64+0``."""
     scale_block: str = ""
-    """Blocks of A and B that have a scale each: ``1x128_128x128`` or ``1x128_1x128``."""
+    """Blocks of A and B that have a scale each: ``1x128_128x128``, ``1x128_1x128`` or ``1x32_1x32``."""
     int4: str = ""
     """B is 4-bit weights in groups of 128, with scales of this type: ``fp16``; ``fp16z`` with zero points."""
 
@@ -216,7 +216,8 @@ class GemmCase:
         if self.scale_block:
             block = ScaleBlock(self.scale_block)
             shapes = scale_shapes(SCALES[block][1], self.m, self.n, self.k)
-            inputs |= {f"scale_{side}": TensorDesc.of("fp32", shape) for side, shape in zip("ab", shapes, strict=True)}
+            own = block_of(SCALES[block][1]).dtype
+            inputs |= {f"scale_{side}": TensorDesc.of(own, shape) for side, shape in zip("ab", shapes, strict=True)}
             attributes["scale_block"] = block.value
         if self.int4:
             groups = group_shape(self.n, self.k)

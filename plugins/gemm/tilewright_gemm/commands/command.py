@@ -18,7 +18,7 @@ __all__ = ["BLOCKS", "COMMAND", "INT4"]
 
 _DTYPES = ("fp32", "fp16", "bf16", "fp8", "bf8", "int8", "mixed")
 _LAYOUTS = ("rcr", "rrr", "crr", "ccr")
-BLOCKS = ("1x128_128x128", "1x128_1x128")
+BLOCKS = ("1x128_128x128", "1x128_1x128", "1x32_1x32")
 INT4 = ("fp32", "fp16", "bf16", "fp32z", "fp16z", "bf16z")
 _LAYERS = (
     ("query, key, value", 384, 1152, ""),
@@ -79,7 +79,7 @@ class GemmCommand(ProblemCommand):
         option(
             "scale_block",
             "",
-            "Blocks of A and B that have a factor each, of fp8: 1x128_128x128 or 1x128_1x128.",
+            "Blocks of A and B that have a factor each, of fp8: 1x128_128x128, 1x128_1x128 or 1x32_1x32.",
             words=BLOCKS,
             strict=True,
         ),

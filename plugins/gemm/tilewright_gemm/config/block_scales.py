@@ -2,46 +2,104 @@
 
     out = sum over blocks of k of scale_a[i, block] * scale_b[j, block] * (sum of A[i, k] B[k, j] over k in the block)
 
-Blocks are 128 long along k, the last one shorter. A has a scale for each row (1x128): ``scale_a`` is
-[.., M, ceil(K / 128)]. B has one for each column (1x128): ``scale_b`` is [.., N, ceil(K / 128)]; or one for 128 columns
-(128x128): ``scale_b`` is [.., ceil(N / 128), ceil(K / 128)]. B's scales are indexed by columns of B first, as a weight
-matrix [N, K] is. Strides are free. Sums within a block and the sum over blocks are fp32; alpha, bias, D and the
-activation follow.
+| A and B | blocks of A | blocks of B | type |
+|---|---|---|---|
+| 1x128_1x128 | one row, 128 of k | one column, 128 of k | fp32 |
+| 1x128_128x128 | one row, 128 of k | 128 columns, 128 of k | fp32 |
+| 1x32_1x32 | one row, 32 of k | one column, 32 of k | E8M0 |
 
-Scales are fp32. Exponents of 8 bits (E8M0: byte ``e`` is 2**(e - 127), 255 is NaN) belong to the same contract, one in
-the place of each fp32; no kernel reads them yet, so they are converted by the caller, exactly: ``ldexp(1, e - 127)``.
+The last block along k is shorter. ``scale_a`` is [.., M, blocks of k], ``scale_b`` [.., N, blocks of k], or
+[.., ceil(N / 128), blocks of k]: B's scales are indexed by columns of B first, as a weight matrix [N, K] is. Strides
+are free. Sums within a block and the sum over blocks are fp32; alpha, bias, D and the activation follow.
+
+E8M0 is an exponent of 8 bits: byte ``e`` is 2**(e - 127), 255 is NaN; such scales are described as int8, bit by bit.
+Blocks of 32 with them are the MX formats of the Open Compute Project, which matrix instructions of gfx950 take as they
+are. Kernels may multiply an element by its scale, or both scales of a block by each other, before they multiply the
+rest: what comes of either is to lie within fp32.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright_arch import ArchSpec
 from tilewright_gemm.vocabulary import ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["BLOCK_K", "DTYPES", "SCALES", "block_word", "columns_of_block", "is_block_scaled", "scale_shapes"]
+__all__ = [
+    "DTYPES",
+    "SCALES",
+    "block_of",
+    "block_word",
+    "columns_of_block",
+    "exponents",
+    "factors",
+    "is_block_scaled",
+    "scale_shapes",
+    "takes_exponents",
+]
 
-BLOCK_K = 128
-"""Elements along k of every block."""
+Array = npt.NDArray[Any]
+
 DTYPES = (DType.FP8, DType.BF8)
 """Element types of A and B that have block scales."""
 
 SCALES: dict[ScaleBlock, tuple[ScaleA, ScaleB]] = {
     ScaleBlock.ROWS_AND_COLUMNS: (ScaleA.BLOCK_1X128, ScaleB.BLOCK_1X128),
     ScaleBlock.ROWS_AND_SQUARES: (ScaleA.BLOCK_1X128, ScaleB.BLOCK_128X128),
+    ScaleBlock.EXPONENTS: (ScaleA.BLOCK_1X32, ScaleB.BLOCK_1X32),
 }
 """Kinds of scales by the words of requests."""
 
-_COLUMNS = {ScaleB.BLOCK_1X128: 1, ScaleB.BLOCK_128X128: 128}
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of B, and the type of the scales of both operands."""
+
+    columns: int
+    k: int
+    """Elements along k, of A's blocks too."""
+    dtype: DType = DType.FP32
+    """``INT8`` stands for E8M0."""
+
+
+_BLOCKS = {
+    ScaleB.BLOCK_1X128: Block(1, 128),
+    ScaleB.BLOCK_128X128: Block(128, 128),
+    ScaleB.BLOCK_1X32: Block(1, 32, DType.INT8),
+}
+_OF_A = (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32)
+_NAN = 255
+_EXPONENT_TILES = ((16, 16, 128), (32, 32, 64))
+"""Warp tiles of the matrix instructions that take factors of blocks of 32."""
+_ORDERED_PIPELINES = ("compv3", "compv4", "comp_async")
+"""Main loops that multiply each step of k once, in order: such kernels fetch factors on the way."""
 
 
 def is_block_scaled(scale_a: ScaleA, scale_b: ScaleB) -> bool:
     """True if either side has scales of blocks."""
-    return scale_a is ScaleA.BLOCK_1X128 or scale_b in _COLUMNS
+    return scale_a in _OF_A or scale_b in _BLOCKS
+
+
+def block_of(scale_b: ScaleB) -> Block:
+    """The blocks that belong to a kind of scales of B."""
+    return _BLOCKS[scale_b]
+
+
+def takes_exponents(config: Any, arch: ArchSpec) -> bool:
+    """True if the instructions of a kernel with blocks of 32 take their factors. ``config``: a ``GemmConfig``."""
+    ordered = config.pipeline in _ORDERED_PIPELINES and config.pipeline in arch.pipelines
+    return ordered and arch.kind == "hip" and config.warp_tile in _EXPONENT_TILES
 
 
 def columns_of_block(scale_b: ScaleB) -> int:
     """Columns of a block of B; 0 if its scales are not those of blocks."""
-    return _COLUMNS.get(scale_b, 0)
+    return _BLOCKS[scale_b].columns if scale_b in _BLOCKS else 0
 
 
 def block_word(scale_a: ScaleA, scale_b: ScaleB) -> ScaleBlock:
@@ -51,5 +109,21 @@ def block_word(scale_a: ScaleA, scale_b: ScaleB) -> ScaleBlock:
 
 def scale_shapes(scale_b: ScaleB, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Shapes of ``scale_a`` and ``scale_b``, batch dimensions aside."""
-    blocks = ceil_div(k, BLOCK_K)
-    return (m, blocks), (ceil_div(n, _COLUMNS[scale_b]), blocks)
+    block = _BLOCKS[scale_b]
+    blocks = ceil_div(k, block.k)
+    return (m, blocks), (ceil_div(n, block.columns), blocks)
+
+
+def factors(scales: Array, scale_b: ScaleB) -> Array:
+    """The float64 numbers that scales of either operand stand for."""
+    if block_of(scale_b).dtype is DType.FP32:
+        return np.asarray(scales).astype(np.float64)
+    exponents = np.asarray(scales).astype(np.int64) & _NAN
+    found: Array = np.where(exponents == _NAN, np.nan, np.ldexp(1.0, exponents - 127))
+    return found
+
+
+def exponents(values: Array) -> Array:
+    """E8M0 of powers of two, as int8: the inverse of ``factors``."""
+    found: Array = (np.frexp(np.asarray(values))[1] + 126).astype(np.uint8).view(np.int8)
+    return found

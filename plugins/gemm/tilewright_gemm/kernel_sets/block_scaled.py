@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_gemm.candidates.warp_specialised import Shape
-from tilewright_gemm.config.block_scales import BLOCK_K, DTYPES, SCALES
+from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.vocabulary import LAYOUTS, Epilogue
+from tilewright_gemm.vocabulary import LAYOUTS, Epilogue, ScaleB
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
 
@@ -30,17 +30,27 @@ WS_SCALED_SHAPES = (
 )
 """Shapes of the warp-specialised pipeline. Consumers work at the same time: one scales while another multiplies."""
 
+EXPONENT_SHAPES: tuple[dict[str, Any], ...] = (
+    {"pipeline": "comp_async", "tile": (256, 256, 128), "wave": (4, 4, 1), "warp_tile": (16, 16, 128)},
+    {"pipeline": "comp_async", "tile": (128, 128, 128), "wave": (2, 2, 1), "warp_tile": (32, 32, 64)},
+    {"pipeline": "compv4", "tile": (128, 128, 128), "wave": (2, 2, 1), "warp_tile": (16, 16, 128)},
+    {"pipeline": "compv3", "tile": (64, 64, 128), "wave": (2, 2, 1), "warp_tile": (16, 16, 128)},
+    {"pipeline": "compv4", "tile": (16, 128, 256), "wave": (1, 4, 1), "warp_tile": (16, 16, 128)},
+)
+"""Shapes of kernels whose instructions take the factors of blocks of 32."""
+
 
 def _declarations() -> Iterator[Declaration[GemmConfig]]:
     for scale_a, scale_b in SCALES.values():
+        block_k, exponents = block_of(scale_b).k, scale_b is ScaleB.BLOCK_1X32
         scales: dict[str, Any] = {"dtype_a": DType.FP8, "dtype_c": "bf16", "scale_a": scale_a, "scale_b": scale_b}
         yield declare(
             GemmConfig, **scales, pipeline="compv3", layout=list(LAYOUTS), epilogue=Epilogue.DEFAULT, tile=ANY,
             wave=(1, 1, 1), warp_tile=ANY,
         ).for_kinds("cpu")  # fmt: skip
-        for shape in WS_SCALED_SHAPES:
+        for shape in () if exponents else WS_SCALED_SHAPES:
             yield declare(GemmConfig, **(scales | shape.fields(DType.FP8))).for_kinds("cuda")
-        small = {"tile": (64, 64, BLOCK_K), "wave": (2, 2, 1), "warp_tile": (16, 8, 32), "stages": 4}
+        small = {"tile": (64, 64, block_k), "wave": (2, 2, 1), "warp_tile": (16, 8, 32), "stages": 4}
         yield declare(GemmConfig, **scales, **small, layout=list(LAYOUTS)).for_kinds("cuda")
         for dtype in DTYPES:
             for other in DTYPES:
@@ -48,9 +58,11 @@ def _declarations() -> Iterator[Declaration[GemmConfig]]:
                 for warp in ((16, 16, 32), (16, 16, 16)):
                     for pipeline in ("compv3", "compv4"):
                         yield declare(
-                            GemmConfig, **types, pipeline=pipeline, tile=(64, 64, BLOCK_K), wave=(2, 2, 1),
+                            GemmConfig, **types, pipeline=pipeline, tile=(64, 64, block_k), wave=(2, 2, 1),
                             warp_tile=warp,
                         ).for_kinds("hip")  # fmt: skip
+                for fields in EXPONENT_SHAPES if exponents else ():
+                    yield declare(GemmConfig, **types, **fields).for_kinds("hip")
 
 
 BLOCK_SCALED = KernelSet(

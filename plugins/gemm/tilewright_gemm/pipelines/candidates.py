@@ -72,7 +72,7 @@ def _algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig
             found = record.algorithms(problem, device, few)
             if problem.int4:
                 found = with_int4(found, problem, device, ring=INT4_RING in record.names and record.kind == "cuda")
-            yield from block_scaled(found, device) if problem.block_scaled else found
+            yield from block_scaled(found, device, problem.scale_b) if problem.block_scaled else found
             few = True
 
 

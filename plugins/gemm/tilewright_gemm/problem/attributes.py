@@ -36,7 +36,8 @@ SCALE_BLOCK = word(
     "Blocks of A (rows x k) and of B (columns x k) that `scale_a` and `scale_b` have a factor for each.",
     [item.value for item in ScaleBlock],
     ScaleBlock.NONE.value,
-    constraint="`none`: factors of tensors, rows and columns. Blocks are for fp8 and bf8, and both scales are given.",
+    constraint="`none`: factors of tensors, rows and columns. Blocks are for fp8 and bf8, and both scales are given; "
+    "those of `1x32_1x32` (MX) are exponents of 8 bits.",
 )
 B_FORMAT = word(
     "b_format",

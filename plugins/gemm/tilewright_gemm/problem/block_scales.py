@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright_gemm.config.block_scales import BLOCK_K, DTYPES, SCALES, scale_shapes
+from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of, scale_shapes
 from tilewright_gemm.problem.attributes import refuse
 from tilewright_gemm.problem.operands import Group
 from tilewright_gemm.vocabulary import ScaleBlock
@@ -13,7 +13,7 @@ __all__ = ["check_block_scales"]
 
 
 def check_block_scales(group: Group, block: ScaleBlock, a: TensorDesc, b: TensorDesc) -> None:
-    """Both scales are there, of fp32, and of the shapes that the blocks give; A and B are plain 8-bit floats.
+    """Both scales are there, of the type and the shapes that the blocks give; A and B are plain 8-bit floats.
 
     Raises ``InvalidArgumentError``.
     """
@@ -36,10 +36,11 @@ def check_block_scales(group: Group, block: ScaleBlock, a: TensorDesc, b: Tensor
             f"pass {b_name} as a plain matrix",
         )
     scale_b = SCALES[block][1]
+    own_block = block_of(scale_b)
     wanted = scale_shapes(scale_b, a.shape[-2], b.shape[-1], a.shape[-1])
     for base, shape, lines in (("scale_a", wanted[0], "M"), ("scale_b", wanted[1], "N")):
-        own = f"ceil({lines} / 128)" if base == "scale_b" and scale_b.value.startswith("128") else lines
-        form = f"[.., {own}, ceil(K / {BLOCK_K})]"
+        own = f"ceil({lines} / {own_block.columns})" if base == "scale_b" and own_block.columns > 1 else lines
+        form = f"[.., {own}, ceil(K / {own_block.k})]"
         if base not in group.inputs:
             raise refuse(
                 f"blocks {block} are asked for, but {base} is missing",
@@ -49,13 +50,16 @@ def check_block_scales(group: Group, block: ScaleBlock, a: TensorDesc, b: Tensor
                 f"give {base} {form}, here {list(shape)}, or leave scale_block out",
             )
         name, desc = group.inputs[base]
-        if desc.dtype is not DType.FP32:
+        if desc.dtype is not own_block.dtype:
+            wide = own_block.dtype is DType.FP32
             raise refuse(
-                f"{name} is {desc.dtype}; scales of blocks are fp32",
+                f"{name} is {desc.dtype}; scales of blocks {block} are {'fp32' if wide else 'E8M0 (int8)'}",
                 f"{name}.dtype",
                 desc.dtype.value,
                 "block_scale_dtype",
-                "convert it to fp32; of exponents (E8M0) e that is ldexp(1, e - 127), exactly",
+                "convert it to fp32; of exponents (E8M0) e that is ldexp(1, e - 127), exactly"
+                if wide
+                else "give exponents e of 8 bits for factors 2**(e - 127), or choose blocks of 128, which have fp32",
             )
         if desc.shape[-2:] != shape:
             raise refuse(

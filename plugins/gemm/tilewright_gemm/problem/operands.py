@@ -23,6 +23,7 @@ _RESULT = "[*batch, M, N]"
 _REPEATS = "Broadcasts to the result: each dimension is that of the result or 1. "
 _INTEGER = _REPEATS + "int32 beside int8 operands only."
 _BLOCKS = "Blocks only with the attribute `scale_block`, any strides, dimensions in full but for those of the batch."
+_EXPONENTS = "Blocks of 32 have exponents of 8 bits (E8M0), as int8."
 _ANY = (0, MAX_RANK)
 OPERANDS = (
     OperandSpec(
@@ -42,14 +43,16 @@ OPERANDS = (
     ),
     OperandSpec(
         "scale_a", Role.INPUT, "Factor of `a`: one number, one for each row, or one for each block.",
-        ("[]", "[*batch, M, 1]", "[*batch, M, ceil(K/128)]"), _ANY, (DType.FP32,), True,
-        constraint=f"{_REPEATS}{_BLOCKS}",
+        ("[]", "[*batch, M, 1]", "[*batch, M, ceil(K/128)]", "[*batch, M, ceil(K/32)]"), _ANY,
+        (DType.FP32, DType.INT8), True, constraint=f"{_REPEATS}{_BLOCKS} {_EXPONENTS}",
     ),
     OperandSpec(
         "scale_b", Role.INPUT, "Factor of `b`: one number, one for each column, or one for each block.",
-        ("[]", "[N]", "[*batch, 1, N]", "[*batch, N, ceil(K/128)]", "[*batch, ceil(N/128), ceil(K/128)]"), _ANY,
-        (DType.FP32, DType.FP16, DType.BF16), True,
-        constraint=f"{_REPEATS}{_BLOCKS} fp32, but for groups of 4-bit weights.",
+        (
+            "[]", "[N]", "[*batch, 1, N]", "[*batch, N, ceil(K/128)]", "[*batch, ceil(N/128), ceil(K/128)]",
+            "[*batch, N, ceil(K/32)]",
+        ), _ANY, (DType.FP32, DType.FP16, DType.BF16, DType.INT8), True,
+        constraint=f"{_REPEATS}{_BLOCKS} {_EXPONENTS} Else fp32, but for groups of 4-bit weights.",
     ),
     OperandSpec(
         "zero_b", Role.INPUT, "Zero points of 4-bit weights, from 0 to 15: one for each group.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilewright_gemm.config.block_scales import SCALES
+from tilewright_gemm.config.block_scales import SCALES, columns_of_block
 from tilewright_gemm.config.int4 import is_int4
 from tilewright_gemm.config.packing import Packing, parse_packing
 from tilewright_gemm.problem.attributes import Attributes, read_attributes, refuse
@@ -136,8 +136,10 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
     }
     for index, (d_name, desc) in enumerate(d):
         descs[f"d{index}"], names[f"d{index}"] = desc, d_name
+    checked = ("a", "b", "out", *(("scale_b", "zero_b") if int4 else ()))
+    checked += ("scale_a", "scale_b") if columns_of_block(scale_b) else ()
     for key in descs:
-        if key not in (("a", "b", "out", "scale_b", "zero_b") if int4 else ("a", "b", "out")):
+        if key not in checked:
             _check_epilogue_dtype(names[key], key, descs[key], a.dtype)
     slots = slots_of(names, descs, batch, (m, n, k), scale_b)
     products, a_layouts, b_layouts = products_of(names, slots, batch, (m, n, k), packing, len(d), out, int4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tilewright_gemm.config.block_scales import block_word, scale_shapes
+from tilewright_gemm.config.block_scales import block_of, block_word, scale_shapes
 from tilewright_gemm.config.int4 import group_shape, has_zeros, packed_rows
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.problem import GemmProblem
@@ -33,8 +33,9 @@ def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem 
     attributes = {"out_dtype": problem.dtype_c.value, **step_attributes(problem, sizes)}
     if problem.block_scaled:
         shapes = scale_shapes(problem.scale_b, m, n, k)
+        dtype = block_of(problem.scale_b).dtype
         inputs |= {
-            name: TensorDesc.of("fp32", shape) for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
+            name: TensorDesc.of(dtype, shape) for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
         }
         attributes["scale_block"] = block_word(problem.scale_a, problem.scale_b).value
         return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))

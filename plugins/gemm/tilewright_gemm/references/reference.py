@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_gemm.config.block_scales import BLOCK_K, columns_of_block
+from tilewright_gemm.config.block_scales import block_of, factors
 from tilewright_gemm.config.int4 import GROUP_K, MIDDLE
 from tilewright_gemm.config.packing import Packing, VectorFormat
 from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
@@ -89,10 +89,11 @@ def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape:
 def _scaled_blocks(problem: GemmProblem, inputs: Mapping[str, Array], group: str, a: Array, b: Array) -> Array:
     """A times B with every element of both times the scale of its block: the sum over blocks, in float64."""
     k, n = b.shape[-2:]
-    own_a, own_b = _float(inputs["scale_a" + group]), _float(inputs["scale_b" + group])
-    scale_a = np.repeat(own_a, BLOCK_K, axis=-1)[..., :k]
-    along_k = np.repeat(own_b, BLOCK_K, axis=-1)[..., :k]
-    scale_b = np.repeat(along_k, columns_of_block(problem.scale_b), axis=-2)[..., :n, :]
+    block = block_of(problem.scale_b)
+    own_a, own_b = (factors(inputs[name + group], problem.scale_b) for name in ("scale_a", "scale_b"))
+    scale_a = np.repeat(own_a, block.k, axis=-1)[..., :k]
+    along_k = np.repeat(own_b, block.k, axis=-1)[..., :k]
+    scale_b = np.repeat(along_k, block.columns, axis=-2)[..., :n, :]
     product: Array = np.matmul(a * scale_a, b * np.swapaxes(scale_b, -1, -2))
     return product
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config.block_scales import BLOCK_K, DTYPES, SCALES, columns_of_block
+from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of, columns_of_block, takes_exponents
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.vocabulary import ScaleA, ScaleB
 from tilewright_kit.config.rules import Violation
@@ -23,6 +23,7 @@ __all__ = ["block_registers", "block_scales", "block_steps"]
 _CPU_PIPELINE = "compv3"
 _CHUNK, _COLUMN_REGISTERS = 32, 8
 """Columns whose factors a thread holds one of, and registers for those that it needs of them at a time."""
+_WHOLE = {ScaleA.BLOCK_1X128: ScaleB.BLOCK_128X128, ScaleA.BLOCK_1X32: ScaleB.BLOCK_1X32}
 _PLAIN: dict[str, object] = {"scale_a": ScaleA.NONE, "scale_b": ScaleB.NONE}
 
 
@@ -36,9 +37,9 @@ def block_scales(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:  # 
     elif config.preshuffle:
         yield Violation("block_scales", "preshuffle", True, "a pre-shuffled B has no block scales", _PLAIN)
     elif (config.scale_a, config.scale_b) not in SCALES.values():
-        whole = config.scale_b if columns_of_block(config.scale_b) else ScaleB.BLOCK_128X128
+        whole = config.scale_b if columns_of_block(config.scale_b) else _WHOLE[config.scale_a]
         reason = f"scale_a {config.scale_a} does not go together with scale_b {config.scale_b}"
-        fix: dict[str, object] = {"scale_a": ScaleA.BLOCK_1X128, "scale_b": whole}
+        fix: dict[str, object] = {"scale_a": next(a for a, b in SCALES.values() if b is whole), "scale_b": whole}
         yield Violation("block_scales", "scale_b", config.scale_b.value, reason, fix)
 
 
@@ -59,14 +60,34 @@ def block_steps(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
             reason = "scaled values are multiplied in fp32"
             yield Violation("block_steps", "warp_tile", config.warp_tile, reason, {"warp_tile": (m, n, 1)})
         return
-    specialised = is_specialised(config, arch)
+    if config.scale_b is ScaleB.BLOCK_1X32:
+        yield from _exponent_steps(config, arch)
+        return
+    specialised, block = is_specialised(config, arch), block_of(ScaleB.BLOCK_1X128).k
     if config.scheduler == "pingpong":
         reason = "consumers that take turns would leave the matrix unit idle while they scale"
         fix = {"scheduler": arch.pipeline(config.pipeline).schedulers[0], "num_wave_groups": 1}
         yield Violation("block_steps", "scheduler", config.scheduler, reason, fix)
-    elif k != BLOCK_K if specialised else k < 1 or BLOCK_K % k:
-        reason = f"a block of {BLOCK_K} along k is {'one step' if specialised else 'whole steps'}"
-        yield Violation("block_steps", "tile", config.tile, reason, {"tile": with_extent(config.tile, 2, BLOCK_K)})
+    elif k != block if specialised else k < 1 or block % k:
+        reason = f"a block of {block} along k is {'one step' if specialised else 'whole steps'}"
+        yield Violation("block_steps", "tile", config.tile, reason, {"tile": with_extent(config.tile, 2, block)})
+
+
+def _exponent_steps(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """Blocks of 32 are steps of the portable pipelines, but for instructions that take their factors."""
+    k, block = config.tile[2], block_of(ScaleB.BLOCK_1X32).k
+    if is_specialised(config, arch):
+        reason = f"pipeline {config.pipeline} scales blocks of 128 along k"
+        fix: dict[str, object] = {"scale_a": ScaleA.BLOCK_1X128, "scale_b": ScaleB.BLOCK_1X128}
+        yield Violation("block_steps", "scale_b", config.scale_b.value, reason, fix)
+    elif (k < 1 or block % k) and not takes_exponents(config, arch):
+        tile = with_extent(config.tile, 2, block)
+        reason = f"a block of {block} along k is whole steps, where no instruction takes its factors"
+        fix = {"tile": tile}
+        if block % config.warp_tile[2]:
+            depths = [item for item in arch.warp_tiles_for(config.table_key, config.pipeline) if block % item[2] == 0]
+            fix |= {"warp_tile": depths[0]} if depths else _PLAIN
+        yield Violation("block_steps", "tile", config.tile, reason, fix)
 
 
 def block_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
@@ -83,7 +104,7 @@ def block_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def _registers(config: GemmConfig, arch: ArchSpec) -> tuple[int, int, int]:
     """Registers of a thread for the tile's sums, for those of a block and their factors, and the room for both."""
     own, columns = accumulators_per_thread(config, arch), config.warp_tile[columns_of(config)]
-    block = own
+    block = 0 if config.scale_b is ScaleB.BLOCK_1X32 and takes_exponents(config, arch) else own
     if is_specialised(config, arch):
         each = config.transpose_c or config.scale_b is ScaleB.BLOCK_1X128
         block = columns // 2 + (_COLUMN_REGISTERS + 2 * -(-columns // _CHUNK) if each else 0)

@@ -40,7 +40,7 @@ def int4_operands(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:  #
     elif config.preshuffle:
         reason = "4-bit weights are not packed a second time"
         yield Violation("int4_operands", "preshuffle", True, reason, {"preshuffle": False})
-    elif config.scale_a is ScaleA.BLOCK_1X128:
+    elif config.scale_a in (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32):
         reason = "4-bit weights go with factors of tensors and rows of A"
         yield Violation("int4_operands", "scale_a", config.scale_a.value, reason, {"scale_a": ScaleA.ROW})
 

@@ -6,17 +6,27 @@
 
 TW_NAMESPACE_BEGIN
 
+TW_INLINE float factor_of(float x) { return x; }
+TW_INLINE float factor_of(e8m0 x) {
+  const unsigned word = exponent_word(x);
+  float factor;
+  __builtin_memcpy(&factor, &word, sizeof(factor));
+  return factor;
+}
+
 // Multiplies a panel of kR rows (columns of B) and k_count values of k, from k_begin of the whole product on, with the
 // factors of blocks of kLines rows. `first` is the panel's first row, `end` one beyond the last that exists.
-template <int kR, int kLines>
+template <class Scaled, int kR, int kLines>
 TW_NOINLINE void scale_panel(const tw_gemm_operand& scales, int64_t item, int64_t first, int64_t end, int64_t k_begin,
                              int64_t k_count, uint32_t* to) {
-  const float* const base = (const float*)scales.ptr + item * scales.batch_stride;
+  using Factor = typename Scaled::Factor;
+  constexpr int kDepth = Scaled::scale_depth;
+  const Factor* const base = (const Factor*)scales.ptr + item * scales.batch_stride;
   for (int64_t k = k_begin; k < k_begin + k_count;) {
-    const int64_t block = k / kScaleBlock, stop = min_of((block + 1) * kScaleBlock, k_begin + k_count);
+    const int64_t block = k / kDepth, stop = min_of((block + 1) * kDepth, k_begin + k_count);
     alignas(64) float factors[kR];
     for (int64_t r = 0; r < kR; r++)
-      factors[r] = base[min_of(first + r, end - 1) / kLines * scales.row_stride + block * scales.col_stride];
+      factors[r] = factor_of(base[min_of(first + r, end - 1) / kLines * scales.row_stride + block * scales.col_stride]);
     for (; k < stop; k++, to += kR) {
       if constexpr (kR % kLanes == 0) {
         TW_UNROLL
@@ -32,8 +42,8 @@ TW_NOINLINE void scale_panel(const tw_gemm_operand& scales, int64_t item, int64_
   }
 }
 
-template <class Config, int kColumns>
-struct MatrixSources<BlockScaled<Config, kColumns>> : MatrixSources<Config> {
+template <class Config, int kColumns, int kBlock, class Given>
+struct MatrixSources<BlockScaled<Config, kColumns, kBlock, Given>> : MatrixSources<Config> {
   using Base = MatrixSources<Config>;
   using typename Base::Plan, typename Base::Product;
   static_assert(Plan::depth == 1 && Plan::Dot::is_float, "scaled values are multiplied in fp32");
@@ -46,8 +56,9 @@ struct MatrixSources<BlockScaled<Config, kColumns>> : MatrixSources<Config> {
     constexpr int kR = kIsB ? Plan::nr : Plan::mr, kPanels = kIsB ? Base::together_b : Base::together_a;
     const tw_gemm_problem& problem = *product.out.problem;
     for (int64_t p = 0; p < kPanels && first + p * kR < end; p++)
-      scale_panel<kR, kIsB ? kColumns : 1>(kIsB ? problem.scale_b : problem.scale_a, product.out.item, first + p * kR,
-                                           end, product.k0 + k_begin, k_count, to + p * panel);
+      scale_panel<BlockScaled<Config, kColumns, kBlock, Given>, kR, kIsB ? kColumns : 1>(
+          kIsB ? problem.scale_b : problem.scale_a, product.out.item, first + p * kR, end, product.k0 + k_begin,
+          k_count, to + p * panel);
   }
 };
 
