@@ -62,6 +62,16 @@ TW_API tw_status tw_lane_signals(tw_lane* lane, uint64_t producer, uint64_t comp
 TW_API uint64_t tw_lane_awaited(const tw_lane* lane);
 /* Events with timing, between which launches with TW_TIME run. */
 TW_API void tw_lane_timers(tw_lane* lane, void* begin, void* end);
+/* What becomes of one packet of launches, for a trace of it. It stays where it is until it is over or taken away. */
+typedef struct tw_trace {
+  void *begin, *end;   /* events with timing: before the first launch, behind the last */
+  uint64_t started_ns; /* when it was looked at, and when its last launch was queued: nanoseconds since 1970 */
+  uint64_t queued_ns;
+  uint32_t launches;
+  uint32_t over; /* 1: nothing is added any more */
+} tw_trace;
+/* Trace the packet of launches that comes next; NULL: none. To be called by the thread of tw_lane_serve. */
+TW_API void tw_lane_trace(tw_lane* lane, tw_trace* trace);
 /* How often a thread has waited for the device here. */
 TW_API uint64_t tw_lane_waits(const tw_lane* lane);
 

@@ -145,7 +145,6 @@ class Application:
         opened = greeting(self.engine, settings)
         opened.mps_pipe_directory = mps.folder
         self.rpc = RpcServer(self.service, settings, opened, self.gate)
-        self.rpc.trace(settings.trace_endpoint, settings.trace_ratio)
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:
@@ -219,6 +218,7 @@ class Application:
         local = LocalServer(
             self.service, path, settings.session_connections, access, settings.allowed_uids, self.inherited
         )
+        local.tracer = self.rpc.traffic.tracer
         self._parts.callback(local.close)
         return local
 

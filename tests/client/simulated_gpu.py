@@ -34,10 +34,10 @@ def built(source: Path, target: Path) -> Path:
 
 
 @contextmanager
-def service(libraries: tuple[Path, Path], folder: Path, cache: Path) -> Iterator[str]:
+def service(libraries: tuple[Path, Path], folder: Path, cache: Path, *more: str) -> Iterator[str]:
     driver = {"LD_LIBRARY_PATH": str(libraries[0].parent), "TW_SIMULATED_CUDA": str(libraries[0])}
     flags = ["--listen", f"unix:{folder}/s", "--cache-dir", str(cache), "--device", "cuda:0"]
-    command = [sys.executable, "-c", SERVE, "serve", *flags, "--log-level", "warning"]
+    command = [sys.executable, "-c", SERVE, "serve", *flags, "--log-level", "warning", *more]
     environment = {**os.environ, **driver, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None

@@ -148,7 +148,7 @@ class Packets(Actor):
         rng = self.rng
         kind = rng.randrange(8)
         if kind == 0:
-            self.reply(wire.ask(rng.randrange(6, 128), self.number(), rng.randbytes(rng.randrange(200))))
+            self.reply(wire.ask(rng.randrange(8, 128), self.number(), rng.randbytes(rng.randrange(200))))
         elif kind == 1:
             wire.send(rng.randbytes(rng.randrange(1, 16)))
             self.reply(wire.receive())

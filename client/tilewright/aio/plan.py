@@ -21,6 +21,7 @@ from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
 from tilewright.sync.pipeline import no_pipeline
 from tilewright.transport.rpc import EXECUTE_STREAM
+from tilewright.transport.tracing import CallSpan, call_span
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["Bound", "Launch", "Pipeline", "Plan", "Stream"]
@@ -165,11 +166,14 @@ class Stream:
         self._connection: Connection
         self._tasks: list[asyncio.Task[None]] = []
         self._call: Any = None
+        self._span: CallSpan | None = None
 
     async def __aenter__(self) -> Stream:
         await self._client._drive(self._plan.live)
         self._connection = self._client._connected().use()
-        self._call = self._connection.channel.stream_stream(EXECUTE_STREAM)()
+        self._span = call_span(EXECUTE_STREAM)
+        open_stream = self._connection.channel.stream_stream(EXECUTE_STREAM)
+        self._call = open_stream(metadata=self._span.metadata if self._span is not None else None)
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         return self
 
@@ -246,6 +250,8 @@ class Stream:
         except Exception as failure:
             error = UnavailableError(f"the stream broke: {failure}", field="stream", rule="stream_open")
             self._call.cancel()
+        if self._span is not None:
+            self._span.end(error)
         self._fail(error or UnavailableError("the stream is over", field="stream", rule="stream_open"))
         self._wake.set()
 

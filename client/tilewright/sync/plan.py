@@ -21,6 +21,7 @@ from tilewright.session.state import check_timeout
 from tilewright.sync.connection import FlowRunner
 from tilewright.sync.launch_handle import Launch
 from tilewright.transport.rpc import EXECUTE_STREAM, MISSED
+from tilewright.transport.tracing import call_span
 from tilewright_proto.v1 import dispatch_pb2
 
 __all__ = ["Bound", "Plan", "Stream"]
@@ -153,7 +154,9 @@ class Stream:
         self._last: Future[Any] | None = None
         client._drive(plan.live)
         self._connection = client._connected()
-        self._call = self._connection.channel.stream_stream(EXECUTE_STREAM)(self._requests())
+        self._span = call_span(EXECUTE_STREAM)
+        open_stream = self._connection.channel.stream_stream(EXECUTE_STREAM)
+        self._call = open_stream(self._requests(), metadata=self._span.metadata if self._span is not None else None)
         self._reader = threading.Thread(target=self._read, name="tilewright-stream", daemon=True)
         self._reader.start()
 
@@ -238,6 +241,8 @@ class Stream:
         except Exception as failure:
             error = UnavailableError(f"the stream broke: {failure}", field="stream", rule="stream_open")
             self._call.cancel()
+        if self._span is not None:
+            self._span.end(error)
         error = error or UnavailableError("the stream is over", field="stream", rule="stream_open")
         with self._changed:
             self._error = not_sent(error)

@@ -15,12 +15,25 @@ MAX_LAUNCHES = 64
 MAX_PARTS = 128
 """Descriptors of one packet."""
 
-HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT, OPEN_SIGNALS = 1, 2, 3, 4, 5, 6
+HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT, OPEN_SIGNALS, TRACE = 1, 2, 3, 4, 5, 6, 7
 """Kinds. A reply has ``REPLIED`` besides."""
+CONTEXT_BYTES = 1008
+"""The longest payload of ``TRACE``."""
 REPLIED = 0x80
 FAILED = 1
 """Flag of a reply: its payload is an ``ErrorDetail``."""
 
+METHODS = (
+    "",
+    "RegisterRegion",
+    "Bind",
+    "Unbind",
+    "ExportBuffer",
+    "UnregisterRegion",
+    "FetchObject",
+    "OpenLaunchPage",
+)
+"""Names of methods of ``CALL``, at their numbers."""
 REGISTER_REGION, BIND, UNBIND, EXPORT_BUFFER, UNREGISTER_REGION, FETCH_OBJECT, OPEN_LAUNCH_PAGE = 1, 2, 3, 4, 5, 6, 7
 """Methods of ``CALL``."""
 

@@ -52,8 +52,11 @@ class Lane:
         self.connection = Connection(path, token, timeout)
         if device:
             self.connection.request(frames.ATTACH, 0, device.encode())
-        self.ask = launching(self.connection.ask, "launch", {"tilewright.launch": "server"}, self.answers)
+        connection, words = self.connection, {"tilewright.launch": "server"}
+        self.ask = launching(connection.ask, "launch", words, self.answers, connection.announce)
         """``ask(packet, sequence)`` of the connection."""
+        self.send = launching(connection.send, "launch", words, "", connection.announce)
+        """``send(packet)`` of the connection."""
 
     @property
     def broken(self) -> str:

@@ -31,7 +31,8 @@ from tilewright.errors import (
 )
 from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
-from tilewright_proto.v1 import error_pb2
+from tilewright.transport.tracing import local_span
+from tilewright_proto.v1 import error_pb2, local_pb2
 
 __all__ = ["Connection", "Control", "Reply", "open_control"]
 
@@ -69,6 +70,8 @@ class Connection:
         self.sequence = 0
         self.broken = ""
         """Why it cannot be used any more."""
+        self.traces = False
+        """The server takes the contexts of traces."""
         self.spin_ns = 0
         """How long ``ask`` looks for its reply before it sleeps."""
         self._buffer = bytearray(frames.PACKET_BYTES)
@@ -96,6 +99,7 @@ class Connection:
         _, reply = self._receive()
         if isinstance(reply, TilewrightError):
             raise reply
+        self.traces = local_pb2.HelloReply.FromString(reply.payload).traces
 
     def request(self, kind: int, value: int, payload: bytes = b"", fds: Sequence[int] = (), slot: int = 0) -> Reply:
         """Send a packet and wait for its reply. Raises what the server answers, ``UnavailableError`` if it went away,
@@ -108,6 +112,15 @@ class Connection:
             return self.wait(sequence)
         except UnknownOutcomeError:  # whatever it did ended with the connection
             raise self._gone() from None
+
+    def announce(self, context: str) -> bool:
+        """Say which trace the next packet is part of. False if the server does not want to know."""
+        if self.traces:
+            data = context.encode()
+            if len(data) > frames.CONTEXT_BYTES:
+                data = data.partition(b"\n")[0]
+            self.send(HEADER.pack(frames.TRACE, 0, 0, 0, 0) + data)
+        return self.traces
 
     def next_sequence(self) -> int:
         sequence = self.sequence = (self.sequence + 1) & 0xFFFFFFFF
@@ -326,7 +339,13 @@ class Control:
     def call(self, method: int, request: bytes, fds: Sequence[int] = ()) -> Reply:
         """Call one of the methods of ``frames`` with a serialised request."""
         with self._lock:
-            return self._connection.request(frames.CALL, method, request, fds)
+            connection = self._connection
+            span = local_span(frames.METHODS[method]) if connection.traces else None
+            if span is None:
+                return connection.request(frames.CALL, method, request, fds)
+            with span:
+                connection.announce(span.context)
+                return connection.request(frames.CALL, method, request, fds)
 
     def close(self) -> None:
         self._connection.close()

@@ -41,6 +41,12 @@ uint64_t now() {
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
+uint64_t today() {
+  timespec time;
+  clock_gettime(CLOCK_REALTIME, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
 // Threads of this process that look for packets without sleeping: one for every four processors, so that they leave
 // most to others. A client that falls silent costs one of them `spin_ns` once.
 uint32_t spinning;
@@ -71,6 +77,7 @@ struct tw_lane {
   uint64_t producer, completion;  // addresses of signals; 0: there are none
   uint64_t awaited, sequence;     // counts that slots and sequence numbers are the low bits of
   uint64_t waits;
+  tw_trace* trace;  // of the packet that is served, or comes next
   uint32_t disturbed;
   bool follows;  // the last packet came soon after the one before
   // By id, with open addressing; its size is a power of two, and at most half of it is in use.
@@ -141,8 +148,11 @@ tw_status launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, const
   if (code) return failed(lane, code, events ? "waiting for an event" : "waiting for a signal");
   if (flags & TW_TIME) code = api.record_event(lane->begin, lane->stream);
   if (code) return failed(lane, code, "recording an event");
+  tw_trace* const trace = lane->trace;  // its events may fail without harm: then its time is not known
+  if (trace && !trace->launches) api.record_event(trace->begin, lane->stream);
   const tw_status status = tw_launch(binding, lane->stream);
   if (status) return status;
+  if (trace) api.record_event(trace->end, lane->stream), trace->queued_ns = today(), trace->launches++;
   if (flags & TW_TIME) code = api.record_event(lane->end, lane->stream);
   if (!code && flags & TW_RECORD)
     code = events ? api.record_event(events->completion, lane->stream)
@@ -193,10 +203,17 @@ void count(tw_lane* lane, const Frame& frame) {
     __atomic_add_fetch(&lane->awaited, (uint16_t)(frame.slot - (uint16_t)lane->awaited), __ATOMIC_RELAXED);
 }
 
+void end_trace(tw_lane* lane) {
+  const Locked locked(lane);
+  __atomic_store_n(&lane->trace->over, 1, __ATOMIC_RELEASE);
+  lane->trace = nullptr;
+}
+
 // Launches one frame: the answer of tw_lane_serve, or -1 for success.
 int serve(tw_lane* lane, int connection, const Frame& frame, tw_packet* packet) {
   {
     const Locked locked(lane);
+    if (lane->trace && !lane->trace->started_ns) lane->trace->started_ns = today();
     if (frame.kind != kLaunch || __atomic_exchange_n(&lane->disturbed, 0, __ATOMIC_ACQ_REL)) return TW_UNPREPARED;
     count(lane, frame);
     const Entry* const entry = lane->size ? place_of(lane->entries, lane->size, frame.value) : nullptr;
@@ -308,6 +325,11 @@ void tw_lane_timers(tw_lane* lane, void* begin, void* end) {
   lane->begin = begin, lane->end = end;
 }
 
+void tw_lane_trace(tw_lane* lane, tw_trace* trace) {
+  const tw::Locked locked(lane);
+  lane->trace = trace;
+}
+
 uint64_t tw_lane_waits(const tw_lane* lane) { return __atomic_load_n(&lane->waits, __ATOMIC_RELAXED); }
 
 tw_status tw_lane_launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, uint16_t slot) {
@@ -334,6 +356,7 @@ tw_status tw_lane_finish(tw_lane* lane, uint64_t* nanoseconds) {
 int32_t tw_lane_serve(tw_lane* lane, int32_t connection, uint64_t spin_ns, tw_packet* packet) {
   for (;;) {
     if (packet->at >= packet->count) {
+      if (lane->trace && lane->trace->started_ns) tw::end_trace(lane);
       if (!tw::next(lane, connection, spin_ns, packet)) return TW_ENDED;
       const uint32_t count = packet->count;
       if (count % sizeof(tw::Frame) || count > TW_PACKET_BYTES || packet->data[0] != tw::kLaunch) return TW_OTHER;

@@ -17,11 +17,13 @@ class OpenLaunchPageReply(_message.Message):
     def __init__(self, records: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("server_version", "packet_bytes", "launches")
+    __slots__ = ("server_version", "packet_bytes", "launches", "traces")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PACKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
+    TRACES_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     packet_bytes: int
     launches: int
-    def __init__(self, server_version: _Optional[str] = ..., packet_bytes: _Optional[int] = ..., launches: _Optional[int] = ...) -> None: ...
+    traces: bool
+    def __init__(self, server_version: _Optional[str] = ..., packet_bytes: _Optional[int] = ..., launches: _Optional[int] = ..., traces: bool = ...) -> None: ...

@@ -13,6 +13,7 @@ from tilewright_kit.contract.device import Buffer, DeviceInfo, DeviceProvider
 from tilewright_kit.contract.plan import Geometry, PackedArgs
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import TilewrightError, UnavailableError
+from tilewright_server.devices.tracing import TracedSink
 
 __all__ = [
     "IPC_KINDS",
@@ -254,9 +255,8 @@ class LaunchStream(Protocol):
     """Launches in order, without waiting for them. One call at a time, but from any thread."""
 
     gives_back_later: bool
-    """True if resources of launches (memory, mappings, kernels) may be given back to the device while they are
-    under way: it does
-    so when they have ended. Then ``close`` does not wait, and nobody waits for a client that never comes."""
+    """True if resources of launches (memory, mappings, kernels) may be given back to the device while they are under
+    way: it does so when they have ended. Then ``close`` does not wait, nor anybody for a client that never comes."""
 
     def open_event(self, slot: int, handle: bytes) -> bytes:
         """Open the client's producer event of ``slot``; returns the handle of the slot's completion event.
@@ -411,12 +411,12 @@ class CountingDevice(Protocol):
 class ConnectedDevice(Protocol):
     """A device that serves launches of client connections by itself (``worker.frames`` has the format)."""
 
-    def attach(self, fd: int, connection: int, ended: Callable[[], None]) -> None:
+    def attach(self, fd: int, connection: int, ended: Callable[[], None], traced: TracedSink | None = None) -> None:
         """Serve the launches that come over the SOCK_SEQPACKET socket ``fd``, which is duplicated.
 
         ``connection`` is a number of the caller's choice that no other connection has. ``ended`` is called once, from
         any thread, when the client has gone or the device is lost: its bindings are forgotten, and what they use may
-        be given back. Raises ``DeviceError``, ``DeviceLostError``, ``UnavailableError``.
+        be given back; ``traced`` of packets that the client wants traced. Raises ``DeviceError``, ``UnavailableError``.
         """
         ...
 

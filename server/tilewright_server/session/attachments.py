@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
 from tilewright_server.devices.contract import ConnectedDevice
+from tilewright_server.devices.tracing import TracedSink
 from tilewright_server.session.operands.bindings import BoundExecution
 
 if TYPE_CHECKING:
@@ -147,10 +148,18 @@ class Attachments:
                 if attachment.device_id == bound.device_id:
                     attachment.withdraw(bound)
 
-    def attach(self, session: Session, device_id: str, fd: int, ended: Callable[[], None]) -> Attachment:
+    def attach(
+        self,
+        session: Session,
+        device_id: str,
+        fd: int,
+        ended: Callable[[], None],
+        traced: TracedSink | None = None,
+    ) -> Attachment:
         """Hand the connection ``fd`` (which stays the caller's to close) to a device.
 
-        ``ended`` is called once, in any thread, when the device serves it no longer; ``publish`` what it may launch.
+        ``ended`` is called once, in any thread, when the device serves it no longer, and ``traced`` for packets that
+        the client wants traced; ``publish`` what it may launch.
         Raises ``UnsupportedError`` if the device leaves launches to the server, ``NotFoundError``,
         ``UnavailableError``, ``DeviceError``.
         """
@@ -170,7 +179,7 @@ class Attachments:
             session.attachments.discard(attachment)
             ended()
 
-        device.attach(fd, attachment.number, over)
+        device.attach(fd, attachment.number, over, traced)
         return attachment
 
     def publish(self, attachment: Attachment) -> None:

@@ -20,6 +20,7 @@ from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT, Device
 from tilewright_server.devices.gpu.device import GpuDevice
 from tilewright_server.devices.gpu.launch.program import GpuProgram
 from tilewright_server.devices.gpu.stream import GpuStream
+from tilewright_server.devices.tracing import MAX_TRACES, PacketTimes
 from tilewright_server.devices.worker.launches import LaunchLoop
 from tilewright_server.protocol.frames import ERROR, HEADER, HEADER_BYTES, MAX_FRAMES, REPLY_KIND, Kind
 
@@ -45,7 +46,12 @@ class Served:
         self.socket.settimeout(20)
         self.note = memoryview(bytearray(16)).cast("Q")
         self.lost: list[DeviceLostError] = []
-        self.loop = LaunchLoop(theirs, self.stream, note=self.note, lost=self.lost.append)
+        self.traced: list[tuple[bytes, PacketTimes]] = []
+
+        def traced(context: bytes, times: PacketTimes) -> None:
+            self.traced.append((context, times))
+
+        self.loop = LaunchLoop(theirs, self.stream, note=self.note, lost=self.lost.append, traced=traced)
         self.add = gpu.program([stage(entry("add"), ADD)], ["x", "y", "out"])
         self.thread = threading.Thread(target=self.loop.serve, daemon=True)
         self.thread.start()
@@ -71,6 +77,10 @@ class Served:
     def launch(self, binding: int, flags: int = REPLY, slot: int = 0) -> tuple[int, ...]:
         self.send(binding, flags, slot)
         return self.answer()
+
+    def has_traced(self, count: int) -> bool:
+        self.loop.poll_traces()
+        return len(self.traced) >= count
 
     @property
     def rule(self) -> str:
@@ -183,6 +193,53 @@ def test_slots_need_events_and_record_them(served: Served) -> None:
     completion = served.stream._slots[3].completion
     served.stream.synchronize()
     assert not served.gpu._driver.api.query_event(completion)[0]
+
+
+def test_a_traced_packet_is_measured_and_not_waited_for(served: Served, entry: Callable[[str], int]) -> None:
+    gpu, flag = served.gpu, served.gpu.allocate(8)
+    args = Struct((Pointer("flag"),))
+    gate = gpu.program([stage(entry("gate"), args, grid=(1, 1, 1), block=(1, 1, 1))], ["flag"])
+    served.loop.bind(7, gate, (flag.address,))
+    served.bind(8, 2)
+    before = time.time_ns()
+    served.socket.send(HEADER.pack(Kind.TRACE, 0, 0, 0, 0) + b"of the program")
+    served.socket.send(HEADER.pack(Kind.LAUNCH, 0, 0, 1, 7) + HEADER.pack(Kind.LAUNCH, REPLY, 0, 2, 8))
+    assert served.answer()[:4] == (DONE, 0, 0, 2)
+    after, waited = time.time_ns(), served.stream.host_synchronisations
+    time.sleep(0.05)
+    assert not served.has_traced(1)
+    gpu.write(flag, 0, memoryview(np.ones(1, np.int64)))
+    assert settled(lambda: served.has_traced(1))
+    ((context, times),) = served.traced
+    assert context == b"of the program"
+    assert before <= times.started_ns <= times.queued_ns <= after
+    assert times.launches == 2
+    assert times.device_ns > 40_000_000
+    assert served.launch(8)[1] == 0
+    served.stream.synchronize()
+    assert served.stream.host_synchronisations == waited + 1, "the test's own"
+    assert not served.has_traced(2), "the next packet is none of the trace"
+
+
+def test_traces_are_bounded_and_end_with_their_connection(gpu: GpuDevice, entry: Callable[[str], int]) -> None:
+    served, flag = Served(gpu, entry), gpu.allocate(8)
+    args = Struct((Pointer("flag"),))
+    gate = gpu.program([stage(entry("gate"), args, grid=(1, 1, 1), block=(1, 1, 1))], ["flag"])
+    served.loop.bind(7, gate, (flag.address,))
+    served.bind(8, 1)
+    for number in range(5):
+        served.socket.send(HEADER.pack(Kind.TRACE, 0, 0, 0, 0) + b"%d" % number)
+    assert served.launch(9)[1] == ERROR
+    assert served.launch(7)[1] == 0
+    assert settled(lambda: served.has_traced(1))
+    assert [(context, times.launches) for context, times in served.traced] == [(b"4", 0)], "the last before a packet"
+    for _ in range(2 * MAX_TRACES):
+        served.socket.send(HEADER.pack(Kind.TRACE, 0, 0, 0, 0) + b"held")
+        assert served.launch(8)[1] == 0
+    served.end()
+    gpu.write(flag, 0, memoryview(np.ones(1, np.int64)))
+    assert settled(lambda: len(served.traced) == 1 + MAX_TRACES)
+    assert settled(lambda: served.stream.lane not in gpu._all_lanes)
 
 
 def test_bindings_come_and_go_while_a_launch_is_waited_for(served: Served, entry: Callable[[str], int]) -> None:

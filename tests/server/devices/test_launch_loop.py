@@ -13,6 +13,7 @@ import pytest
 
 from tilewright_proto.v1 import error_pb2
 from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT, Program
+from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.devices.worker.launches import LaunchLoop
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, REPLY_KIND, Kind
 
@@ -48,7 +49,8 @@ class Served:
         self.stream = Stream()
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(10)
-        self.loop = LaunchLoop(theirs, self.stream)
+        self.traced: list[tuple[bytes, PacketTimes]] = []
+        self.loop = LaunchLoop(theirs, self.stream, traced=lambda *told: self.traced.append(told))
         self.thread = threading.Thread(target=self.loop.serve, daemon=True)
         self.thread.start()
 
@@ -99,6 +101,18 @@ def test_launches_that_want_no_answer_get_none(served: Served) -> None:
     served.socket.send(HEADER.pack(Kind.LAUNCH, 0, 0, 2, 7) * 2)
     assert served.launch(7)[3] == 9
     assert len(served.stream.launched) == 4
+
+
+def test_a_traced_packet_is_told_with_its_time(served: Served) -> None:
+    served.loop.bind(7, PROGRAM, (1,))
+    served.socket.send(HEADER.pack(Kind.TRACE, 0, 0, 0, 0) + b"of the program")
+    served.socket.send(HEADER.pack(Kind.LAUNCH, 0, 0, 1, 8) + HEADER.pack(Kind.LAUNCH, 0, 0, 2, 7) * 2)
+    served.socket.recv(1 << 16)  # there is no binding 8
+    assert served.launch(7)[1] == 0
+    ((context, times),) = served.traced
+    assert context == b"of the program"
+    assert (times.launches, times.device_ns, times.waits) == (2, 10, True)
+    assert times.started_ns <= times.queued_ns
 
 
 def test_no_launch_is_waited_for_that_waits_for_another_process(served: Served) -> None:

@@ -99,4 +99,4 @@ def worker_of(server: ServerProcess) -> int:
     for task in Path(f"/proc/{server.pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # threads come and go
             found += (task / "children").read_text().split()
-    return int(next(pid for pid in found if b"worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+    return int(next(pid for pid in found if b"devices.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))

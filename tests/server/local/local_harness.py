@@ -22,7 +22,7 @@ from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
 HEADER = struct.Struct("<BBHIQ")
-HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT = 1, 2, 3, 4, 5
+HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT, TRACE = 1, 2, 3, 4, 5, 7
 REGISTER, BIND, UNBIND, EXPORT, UNREGISTER = 1, 2, 3, 4, 5
 WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
 

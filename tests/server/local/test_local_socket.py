@@ -24,6 +24,7 @@ from local_harness import (
     REGISTER,
     REPLY,
     TIME,
+    TRACE,
     UNBIND,
     UNREGISTER,
     WAIT,
@@ -78,6 +79,18 @@ def test_hello_comes_first(client: Client, kind: int) -> None:
         assert (reply.kind, reply.slot, reply.sequence) == (0x80 | HELLO, 7, 9)
         expect(reply, "invalid_argument", "packet_format")
         assert wire.is_closed()
+
+
+@pytest.mark.parametrize("context", [b"", b"\xff" * 3000, b"00-" + b"0" * 32 + b"-0000000000000000-01\nx"])
+def test_a_context_is_taken_and_not_answered(client: Client, file: MemoryFile, context: bytes) -> None:
+    with Wire(client.opened.local_socket) as wire:
+        hello = local_pb2.HelloReply.FromString(wire.ask(HELLO, 1, client.token).payload)
+        assert not hello.traces, "this server records none"
+        binding = wire.bind(client.plan(), *(in_region(wire.register(file), 64 * number) for number in range(2)))
+        wire.send(HEADER.pack(TRACE, 0, 0, 0, 0) + context)
+        assert wire.launch(binding).error is None
+        wire.send(HEADER.pack(TRACE, 0, 0, 0, 0) + context, [file.fd])
+        expect(wire.receive(), "invalid_argument", "packet_format")
 
 
 def test_the_token_of_an_ended_session_opens_nothing(client: Client, server: ServerProcess) -> None:

@@ -4,55 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from rpc_harness import REAL, ServerProcess, eventually
 
 import tilewright as tw
 from tilewright.transport.tracing import call_span, launching
+from tilewright_kit.types.errors import NotFoundError
+from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer
 from tilewright_server.engine.client import ANONYMOUS
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
-receiver = pytest.importorskip(
+pytest.importorskip(
     "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="opentelemetry-exporter-otlp is not installed"
 )
 
-from opentelemetry import trace  # noqa: E402
-from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+from opentelemetry import trace
+from span_receivers import Memory, Receiver
 
-EXPORT = "Export"
-SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARTS = (("plan", 1000), ("build", 0), ("queue", 2000), ("device", 3000))
-
-
-class Receiver:
-    """Takes spans by OTLP, as a collector does."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self._server = grpc.server(futures.ThreadPoolExecutor(1))
-        handler = grpc.unary_unary_rpc_method_handler(self._export)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {EXPORT: handler}),))
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def _export(self, data: bytes, _: object) -> bytes:
-        for resource in receiver.ExportTraceServiceRequest.FromString(data).resource_spans:
-            for scope in resource.scope_spans:
-                self.spans.extend(scope.spans)
-        return b""
-
-    def close(self) -> None:
-        self._server.stop(None).wait()
 
 
 @pytest.fixture
@@ -62,31 +37,18 @@ def collector() -> Iterator[Receiver]:
     made.close()
 
 
-class Memory:
-    """A provider that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-
-    @property
-    def names(self) -> list[str]:
-        return [span.name for span in self.exporter.get_finished_spans()]
-
-
 def ended(tracer: Tracer, parent: str | bytes | None, error: tuple[str, str] | None = None) -> None:
     metadata = () if parent is None else (("traceparent", parent),)
     tracer.ended("tilewright.v1.Dispatch/Run", 10_000, ANONYMOUS, metadata, PARTS, error)
 
 
 def test_a_trace_goes_from_the_program_through_the_client_to_the_parts_of_the_call(
-    tmp_path: Path, collector: Receiver, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, collector: Receiver, monkeypatch: pytest.MonkeyPatch, kernel_cache: Path
 ) -> None:
     own = Memory()
     monkeypatch.setattr(trace, "get_tracer", own.provider.get_tracer)
     a = np.eye(16, dtype=np.float32)
-    with ServerProcess(tmp_path, REAL, trace_endpoint=collector.endpoint, trace_ratio=0) as server:
+    with ServerProcess(tmp_path, REAL, cache_dir=kernel_cache, **tracing_to(collector)) as server:
         with tw.connect(server.addresses[0], launch="server") as client:
             with own.provider.get_tracer("program").start_as_current_span("step") as step:
                 assert (client.gemm(a, a) == a).all()
@@ -94,7 +56,7 @@ def test_a_trace_goes_from_the_program_through_the_client_to_the_parts_of_the_ca
             client.gemm(a, a)  # within no span: not traced
         assert server.stop() == 0, server.log()
     of_client = {span.get_span_context().span_id: span for span in own.exporter.get_finished_spans()}
-    calls = [span for span in of_client.values() if span.name.startswith("tilewright.v1.")]
+    calls = [span for span in of_client.values() if span.name.startswith("tilewright.")]
     assert len(calls) >= 2
     assert all(span.parent.span_id == step.get_span_context().span_id for span in calls)
     assert eventually(lambda: len([span for span in collector.spans if "/" in span.name]) >= len(calls))
@@ -147,6 +109,30 @@ def test_what_is_no_trace_context_harms_nothing(parent: str | bytes) -> None:
     assert memory.exporter.get_finished_spans()[-1].parent is None  # a trace of its own
 
 
+@pytest.mark.parametrize(
+    "context", [b"", b"\n", b"\xff" * 2000, f"00-{TRACE}-{SPAN}".encode(), f"00-{TRACE}-{SPAN}-00".encode()]
+)
+def test_packets_without_a_context_that_records_are_not_recorded(context: bytes) -> None:
+    memory = Memory()
+    tracer = Tracer(memory.provider, 1.0)
+    assert tracer.packet(context, "Launch", ANONYMOUS) is None
+    tracer.attached(ANONYMOUS, context, PacketTimes(1, 2, 1, 1))
+    assert memory.names == []
+
+
+def test_a_state_of_a_trace_comes_along_and_a_failed_launch_says_why() -> None:
+    memory = Memory()
+    packet = Tracer(memory.provider, 0.0).packet(f"00-{TRACE}-{SPAN}-01\nk=v".encode(), "Launch", ANONYMOUS)
+    assert packet is not None
+    packet.failed(NotFoundError("no such binding"))
+    packet.end()
+    (span,) = memory.exporter.get_finished_spans()
+    assert span.status.description == "no such binding"
+    assert span.attributes["tilewright.code"] == "NOT_FOUND"
+    assert span.get_span_context().trace_state.to_header() == "k=v"
+    assert f"{span.parent.span_id:016x}" == SPAN
+
+
 def test_a_refused_call_says_why() -> None:
     memory = Memory()
     ended(Tracer(memory.provider, 1.0), None, ("INVALID_ARGUMENT", "no such operation"))
@@ -167,6 +153,10 @@ def test_an_endpoint_without_the_packages_is_an_error_at_the_start(tmp_path: Pat
     server = ServerProcess(tmp_path, hidden, trace_endpoint="http://127.0.0.1:1")
     assert (server.ready, server.wait()) == ("", 1)
     assert "pip install 'tilewright[otel]'" in server.log()
+
+
+def tracing_to(collector: Receiver) -> dict[str, Any]:
+    return {"trace_endpoint": collector.endpoint, "trace_ratio": 0}
 
 
 @pytest.fixture
@@ -215,6 +205,55 @@ def test_launches_have_spans_where_they_are_asked_for(
                 plan(a, a)
             assert own.names == ["launch gemm", "step"]
         assert server.stop() == 0, server.log()
+
+
+def test_one_trace_goes_over_the_local_socket_and_streams(
+    tmp_path: Path,
+    collector: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel_cache: Path,
+    traced_launches: None,
+) -> None:
+    own = Memory()
+    monkeypatch.setattr(trace, "get_tracer", own.provider.get_tracer)
+    a = np.eye(16, dtype=np.float32)
+    with ServerProcess(tmp_path, REAL, cache_dir=kernel_cache, **tracing_to(collector)) as server:
+        with tw.connect(server.addresses[0], launch="server") as client:
+            plan = client.plan_gemm(a, a)
+            with own.provider.get_tracer("program").start_as_current_span("step") as step:
+                shared, out = client.asarray(a), client.empty(a.shape, "fp32")
+                bound = plan.bind(shared, shared, out=out)
+                bound()
+                with client.pipeline() as pipeline:
+                    for _ in range(3):
+                        pipeline.launch(bound)
+                with plan.stream() as stream:
+                    assert (stream.submit(shared, shared).result() == a).all()
+            bound()  # within no span: not traced
+        assert server.stop() == 0, server.log()
+    sent = {span.get_span_context().span_id: span for span in own.exporter.get_finished_spans()}
+    served = [span for span in collector.spans if "/" in span.name]
+    assert {span.name for span in served} == {
+        "tilewright.local/RegisterRegion",
+        "tilewright.local/Launch",
+        "tilewright.v1.Dispatch/Bind",
+        "tilewright.v1.Dispatch/ExecuteStream",
+    }
+    for span in served:
+        assert int.from_bytes(span.trace_id, "big") == step.get_span_context().trace_id
+        caller = sent[int.from_bytes(span.parent_span_id, "big")]
+        assert caller.name == ("launch" if span.name.endswith("/Launch") else span.name)
+        assert caller.parent.span_id == step.get_span_context().span_id
+        assert caller.start_time <= span.start_time_unix_nano <= span.end_time_unix_nano
+    launches = [span for span in served if span.name.endswith("/Launch")]
+    counts = [value.value.int_value for span in launches for value in span.attributes if "launches" in value.key]
+    assert sum(counts) == 4, "the pipeline's three, and the one before"
+    for span in launches:
+        devices = [item for item in collector.spans if (item.name, item.parent_span_id) == ("device", span.span_id)]
+        assert len(devices) == dict(zip((item.span_id for item in launches), counts, strict=True))[span.span_id]
+        for device in devices:
+            assert span.start_time_unix_nano <= device.start_time_unix_nano < device.end_time_unix_nano
+            assert device.end_time_unix_nano <= span.end_time_unix_nano
 
 
 def test_a_launch_that_fails_says_so_and_one_that_is_not_wanted_costs_nothing(

@@ -201,7 +201,7 @@ class PipelineState:
             ids.clear()
             self._count += count
             try:
-                connection.send(data)
+                lane.send(data)
             except TilewrightError as error:  # told by ``join``, as what the server says of launches is
                 self._failures.append((self._count - count, error))
                 self._core.note(error)

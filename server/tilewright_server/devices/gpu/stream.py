@@ -10,7 +10,9 @@ from tilewright_kit.types.errors import DeviceError, InvalidArgumentError, Tilew
 from tilewright_server.devices.contract import RECORD, TIME, WAIT, DeviceLostError, Program, ServedPacket
 from tilewright_server.devices.gpu.launch.packets import PacketLane
 from tilewright_server.devices.gpu.launch.stream_state import Lane
+from tilewright_server.devices.gpu.launch.traces import Traces
 from tilewright_server.devices.gpu.memory.deferred_free import Graveyard
+from tilewright_server.devices.tracing import Told
 
 if TYPE_CHECKING:
     from tilewright_server.devices.gpu.launch.program import GpuProgram
@@ -41,6 +43,7 @@ class GpuStream:
         self._slots: dict[int, _Slot] = {}
         self.lock = lane.packets = PacketLane(lane.driver, lane.stream)
         """Launches of packets, and the lock that keeps them out."""
+        self._traces = Traces(lane.driver, self.lock)
         self._timed = False
         self._closed = False
 
@@ -126,6 +129,14 @@ class GpuStream:
         self._driver.enter()
         return self.lock.serve(connection, skip)
 
+    def trace(self, told: Told) -> None:
+        self._driver.enter()
+        self._traces.begin(told)
+
+    def poll_traces(self) -> None:
+        self._driver.enter()
+        self._traces.poll()
+
     def _prepare(self, flags: int, slot: int) -> None:
         """Make what a launch with these flags needs. Raises ``InvalidArgumentError`` for a slot that was not opened."""
         if flags & _EVENTS:
@@ -143,11 +154,13 @@ class GpuStream:
         if self._closed:
             return
         self._closed = True
+        self._traces.stop()
         if self._driver.lost is None:
             self._driver.enter()
         self._graveyard.bury(self._end)
 
     def _end(self) -> None:
+        self._traces.close()
         self._graveyard.remove(self._lane.stream)
         for slot in self._slots.values():
             self._destroy(slot)

@@ -20,6 +20,7 @@ from tilewright_kit.types.errors import DeviceError, InternalError, TilewrightEr
 from tilewright_server.devices.contract import DeviceLostError, MemoryHandle, Program, ProgramStage, WorkerSpec
 from tilewright_server.devices.errors import closed
 from tilewright_server.devices.lifetime import DeviceAddress
+from tilewright_server.devices.tracing import TracedSink
 from tilewright_server.devices.worker.bulk_copy import copy
 from tilewright_server.devices.worker.exchange.channel import PACKET_BYTES, Op
 from tilewright_server.devices.worker.exchange.serialise import (
@@ -337,13 +338,16 @@ class WorkerDevice:
 
     # Connections of clients
 
-    def attach(self, fd: int, connection: int, ended: Callable[[], None]) -> None:
+    def attach(self, fd: int, connection: int, ended: Callable[[], None], traced: TracedSink | None = None) -> None:
         life = self.life()
+        if traced is not None:
+            life.traced[connection] = traced
         life.connections[connection] = ended
         try:
             life.call("attach", (fd,), connection=connection)
         except BaseException:
             life.connections.pop(connection, None)
+            life.traced.pop(connection, None)
             raise
 
     def bind(

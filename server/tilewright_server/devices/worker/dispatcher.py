@@ -28,6 +28,7 @@ from tilewright_server.devices.contract import (
     TiedDevice,
 )
 from tilewright_server.devices.errors import not_a_buffer, unloaded
+from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.devices.worker.clients import Client, Clients, Peer
 from tilewright_server.devices.worker.exchange.serialise import geometry_from, handle_from, handle_record, stages_from
 from tilewright_server.devices.worker.exchange.shared_area import Area
@@ -79,8 +80,10 @@ class Hosted:
         area: Area,
         ended: Callable[[int], None],
         lost: Callable[[DeviceLostError], None],
+        traced: Callable[[int, bytes, PacketTimes], None],
     ) -> None:
-        """``ended`` is told of client connections that are over, ``lost`` of the end of the device."""
+        """``ended`` is told of client connections that are over, ``lost`` of the end of the device, ``traced`` of
+        packets of a connection that its client wants traced."""
         self.device = device
         self.programs: dict[int, Program] = {}
         self.buffers: dict[int, Buffer] = {}
@@ -89,6 +92,7 @@ class Hosted:
         self._places = area.places()
         self._ended = ended
         self._lost = lost
+        self._traced = traced
         self._modules: dict[int, Module] = {}
         self._functions: dict[int, int] = {}
         self._streams: dict[int, LaunchStream] = {}
@@ -264,7 +268,8 @@ class Hosted:
             place = self._area.take_place()
             undo.callback(self._area.give_place_back, place)
             note = None if isinstance(stream, SynchronousStream) else self._places[2 * place : 2 * place + 2]
-            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost, **self._refusals(accepted))
+            traced = partial(self._traced, connection)
+            loop = LaunchLoop(accepted, stream, note=note, lost=self._lost, traced=traced, **self._refusals(accepted))
             self._connections[connection] = _Connection(loop, client, place)
             undo.callback(self._connections.pop, connection)
             threading.Thread(target=self._serve, args=(connection,), name=f"client {connection}", daemon=True).start()
@@ -339,6 +344,11 @@ class Hosted:
                 if known.needs.pop(binding, 0) and not known.needs:
                     self._free_workspace(known)
         return _NOTHING
+
+    def poll_traces(self) -> None:
+        """Tell of traced packets that have ended."""
+        for known in tuple(self._connections.values()):
+            known.loop.poll_traces()
 
     def do_counters(self) -> Reply:
         device = self.device

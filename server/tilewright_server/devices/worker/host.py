@@ -18,8 +18,9 @@ from typing import NoReturn
 from tilewright_kit.contract.device import Device, DeviceInfo
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.contract import DeviceLostError, LockingDevice, MonitoredDevice, Program, WorkerSpec
+from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.devices.worker.dispatcher import Hosted
-from tilewright_server.devices.worker.exchange.channel import COPY, FAILED, Channel, Op, Packet, pack_error
+from tilewright_server.devices.worker.exchange.channel import COPY, FAILED, TIMES, Channel, Op, Packet, pack_error
 from tilewright_server.devices.worker.exchange.serialise import info_from, spec_from
 from tilewright_server.devices.worker.exchange.shared_area import Area
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, REPLY_KIND
@@ -61,7 +62,7 @@ def _open(root: Channel, events: Channel, area: Area) -> Host | None:
         root.send(Op.CALL | REPLY_KIND, flags=FAILED, payload=pack_error(error))
         return None
     host = Host(area, events)
-    host.hosted = Hosted(device, area, host.tell_ended, host.end_lost)
+    host.hosted = Hosted(device, area, host.tell_ended, host.end_lost, host.tell_traced)
     if isinstance(device, MonitoredDevice):
         threading.Thread(target=host.monitor, args=(device,), name="monitor", daemon=True).start()
     root.send(Op.CALL | REPLY_KIND, payload=_json(host.hosted.describe()))
@@ -84,6 +85,12 @@ class Host:
         with self._events_lock, suppress(OSError):
             self._events.send(Op.ENDED, value=connection)
 
+    def tell_traced(self, connection: int, context: bytes, times: PacketTimes) -> None:
+        """Tell the server how long a packet took that its client wants traced."""
+        data = TIMES.pack(times.started_ns, times.queued_ns, times.device_ns, times.launches, times.waits)
+        with self._events_lock, suppress(OSError):
+            self._events.send(Op.TRACED, value=connection, payload=data + context)
+
     def end_lost(self, error: DeviceLostError) -> NoReturn:
         """The device is of no use any more; whoever needed an answer has got it."""
         log.error("the device was lost: %s", error.reason)
@@ -96,6 +103,7 @@ class Host:
                 time.sleep(_CHECK_S)
                 device.check()
                 self._check_clients()
+                self.hosted.poll_traces()
         except DeviceLostError as error:
             self.end_lost(error)
         except TilewrightError as error:  # the device is closed

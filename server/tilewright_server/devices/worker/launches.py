@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any
 
 from tilewright_kit.types.errors import (
@@ -35,6 +36,7 @@ from tilewright_server.devices.contract import (
     ServingStream,
     SignalStream,
 )
+from tilewright_server.devices.tracing import PacketTimes, TracedSink, TracingStream
 from tilewright_server.protocol.frames import (
     HEADER,
     HEADER_BYTES,
@@ -104,10 +106,11 @@ class LaunchLoop:
         lost: Callable[[DeviceLostError], None] | None = None,
         events: Callable[[], str] | None = None,
         signals: Callable[[], str] | None = None,
+        traced: TracedSink | None = None,
     ) -> None:
         """``events`` and ``signals`` say why this client's stream cannot be tied by them, or nothing. ``note`` is where
         each launch leaves the number of its program and the time, two words; ``lost`` is told of the end of the
-        device, after the client was answered."""
+        device, after the client was answered, and ``traced`` of packets that the client wants traced."""
         self._serving = stream if isinstance(stream, ServingStream) else None
         self.lock: AbstractContextManager[Any] = self._serving.lock if self._serving is not None else threading.RLock()
         self._connection = connection
@@ -118,7 +121,11 @@ class LaunchLoop:
         self._lost = lost
         self._events = events
         self._signals = signals
+        self._traced = traced
+        self._context = b""
+        """Context of the next packet, on streams that cannot measure one."""
         self._bindings: dict[int, tuple[Program, tuple[int, ...], int]] = {}
+        self._device_ns = self._launches = 0
         self._workspace = 0
         self._closed = False
 
@@ -234,6 +241,30 @@ class LaunchLoop:
                 log.warning("a stream did not end well: %s", error)
         self._connection.close()
 
+    def poll_traces(self) -> None:
+        """Tell of traced packets that have ended. Never waits."""
+        if isinstance(self._stream, TracingStream) and not self._closed:
+            self._stream.poll_traces()
+
+    def _trace(self, context: bytes) -> None:
+        """The next packet is part of a trace."""
+        if self._traced is None:
+            return
+        if isinstance(self._stream, TracingStream):
+            self._stream.trace(partial(self._traced, context))
+        else:
+            self._context = context
+
+    def _run(self, data: memoryview) -> list[bytes]:
+        """Launch the frames of a packet; their answers."""
+        context, self._context = self._context, b""
+        began = time.time_ns() if context else 0
+        self._device_ns = self._launches = 0
+        answers = [answer for frame in HEADER.iter_unpack(data) if (answer := self._launched(*frame))]
+        if context and self._traced is not None:
+            self._traced(context, PacketTimes(began, time.time_ns(), self._device_ns, self._launches, waits=True))
+        return answers
+
     def _handle(self, data: memoryview) -> list[bytes]:
         """Replies to one packet."""
         if len(data) < HEADER_BYTES or len(data) > _PACKET_BYTES:
@@ -242,7 +273,7 @@ class LaunchLoop:
             if len(data) % HEADER_BYTES:
                 error = malformed("a packet of launches is whole frames", len(data))
                 return [error_packet(Kind.LAUNCH, 0, 0, error)]
-            return [answer for frame in HEADER.iter_unpack(data) if (answer := self._launched(*frame))]
+            return self._run(data)
         return [answer] if (answer := self._other(data)) else []
 
     def _launched(self, kind: int, flags: int, slot: int, sequence: int, value: int) -> bytes:
@@ -256,6 +287,8 @@ class LaunchLoop:
                 device_ns = self._stream.launch(program, addresses, flags & _FLAGS, slot, self._workspace)
         except Exception as error:
             return self._failed(kind, slot, sequence, value, error)
+        self._launches += 1
+        self._device_ns += device_ns
         return HEADER.pack(_ANSWER, 0, slot, sequence, device_ns or 0) if flags & _ANSWERED else b""
 
     def _opened_signals(self, slot: int, sequence: int) -> bytes:
@@ -278,6 +311,9 @@ class LaunchLoop:
         try:
             if kind == Kind.OPEN_SIGNALS:
                 return self._opened_signals(slot, sequence)
+            if kind == Kind.TRACE:
+                self._trace(bytes(data[HEADER_BYTES:]))
+                return b""
             if kind != Kind.OPEN_EVENT:
                 raise malformed("this connection carries launches only", kind)
             if self._events is not None and (why := self._events()):

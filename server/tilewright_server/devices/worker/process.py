@@ -20,13 +20,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.devices.contract import DeviceLostError, WorkerSpec
 from tilewright_server.devices.lifetime import Lifetime
-from tilewright_server.devices.worker.exchange.channel import FAILED, Channel, Op, Packet, unpack_error
+from tilewright_server.devices.tracing import PacketTimes, TracedSink
+from tilewright_server.devices.worker.exchange.channel import FAILED, TIMES, Channel, Op, Packet, unpack_error
 from tilewright_server.devices.worker.exchange.serialise import info_record, spec_record
 from tilewright_server.devices.worker.exchange.shared_area import CONNECTIONS, Area
 from tilewright_server.protocol.frames import HEADER
@@ -71,6 +73,8 @@ class WorkerProcess(Lifetime):
             raise _not_started(info, error) from error
         self.connections: dict[int, Callable[[], None]] = {}
         """Clients' connections, with what is to be called at their end."""
+        self.traced: dict[int, TracedSink] = {}
+        """Those of them whose traced packets somebody wants to know."""
         self.programs: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.dropped: deque[int] = deque()
         """Programs that nobody uses any more, until the worker is told."""
@@ -139,10 +143,20 @@ class WorkerProcess(Lifetime):
         with suppress(OSError):
             while packet := events.receive():
                 packet.close()
+                if packet.kind == Op.TRACED:
+                    self._trace(packet)
+                    continue
                 ended = self.connections.pop(packet.value, None) if packet.kind == Op.ENDED else None
+                self.traced.pop(packet.value, None)
                 if ended is not None:
                     _call(ended)
         self._bury(self._process.wait(), events)
+
+    def _trace(self, packet: Packet) -> None:
+        told = self.traced.get(packet.value)
+        if told is not None:
+            times = PacketTimes(*TIMES.unpack_from(packet.payload))
+            _call(partial(told, packet.payload[TIMES.size :], times))
 
     def _bury(self, status: int, events: Channel) -> None:
         self.lost = True

@@ -51,6 +51,11 @@ class Calls:
             7: (local_pb2.OpenLaunchPageRequest, self._open_launch_page),
         }
 
+    def name(self, method: int) -> str:
+        """Name of a method, for traces."""
+        known = self._methods.get(method)
+        return known[0].__name__.removesuffix("Request") if known is not None else "unknown"
+
     def call(self, method: int, payload: bytes, descriptors: Sequence[int]) -> Answer:
         """Serve a call. ``descriptors`` stay the caller's to close. Raises what the method does."""
         known = self._methods.get(method)

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError, UnsupportedError
@@ -21,6 +22,7 @@ from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
 from tilewright_server.endpoints.local.calls import Calls
 from tilewright_server.endpoints.local.listener import check_peer
 from tilewright_server.endpoints.local.seqpacket import MAX_PACKET, Wire, close_all
+from tilewright_server.endpoints.rpc.transport.tracing import PacketTrace, Tracer
 from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.protocol.errors import as_tilewright_error
@@ -48,6 +50,8 @@ log = logging.getLogger("tilewright.transport.local")
 VERSION = 1
 HELLO_TIMEOUT_S = 5.0
 MAX_DEVICE_ID = 256
+MAX_CONTEXT = 1008
+"""Bytes of a trace context that are looked at."""
 _EVENTS = WAIT | RECORD
 _ANSWERED = REPLY | TIME
 _LAUNCH_REPLY = Kind.LAUNCH | REPLY_KIND
@@ -55,6 +59,9 @@ _LAUNCH_REPLY = Kind.LAUNCH | REPLY_KIND
 
 class Registry(Protocol):
     """Registry of connections."""
+
+    tracer: Tracer | None
+    """Recorder of what clients want traced."""
 
     def admit(self, connection: Connection, session: Session) -> None:
         """Count one more of a session. Raises ``ResourceExhaustedError``."""
@@ -84,6 +91,9 @@ class Connection:
         self._calls: Calls | None = None
         self._attachment: Attachment | None = None
         self._ended = threading.Event()
+        self._tracer = registry.tracer
+        self._context = b""
+        """Trace that the next packet is part of."""
 
     def run(self) -> None:
         """Serve until either side ends it; then everything that was made over it ends."""
@@ -149,7 +159,12 @@ class Connection:
             error = as_tilewright_error(failure)
         else:
             wire.wait_at_most(0)
-            hello = local_pb2.HelloReply(server_version=__version__, packet_bytes=MAX_PACKET, launches=MAX_FRAMES)
+            hello = local_pb2.HelloReply(
+                server_version=__version__,
+                packet_bytes=MAX_PACKET,
+                launches=MAX_FRAMES,
+                traces=self._tracer is not None,
+            )
             wire.send(packet(Kind.HELLO | REPLY_KIND, 0, slot, sequence, VERSION, hello.SerializeToString()))
             return True
         finally:
@@ -211,6 +226,7 @@ class Connection:
             raise malformed(f"a packet of launches is 1 to {MAX_FRAMES} whole headers", f"{len(data)} bytes")
         session, service, send = self._session, self._service, self._wire.send
         assert session is not None, "HELLO comes first"
+        trace = self._trace("Launch") if self._context else None
         for kind, flags, slot, sequence, value in HEADER.iter_unpack(data):
             try:
                 if kind != Kind.LAUNCH:
@@ -219,15 +235,30 @@ class Connection:
                     raise _no_events(slot)
                 outcome = service.launch(session, value)
             except Exception as error:  # noqa: PERF203 - one failure must not end the others
-                send(error_packet(kind, slot, sequence, as_tilewright_error(error)))
+                failure = as_tilewright_error(error)
+                if trace is not None:
+                    trace.failed(failure)
+                send(error_packet(kind, slot, sequence, failure))
             else:
+                if trace is not None:
+                    trace.launched(outcome)
                 if flags & _ANSWERED:
                     send(HEADER.pack(_LAUNCH_REPLY, 0, slot, sequence, outcome.device_ns))
+        if trace is not None:
+            trace.end()
+
+    def _trace(self, method: str) -> PacketTrace | None:
+        """Trace of the packet that was read, if its client wants one."""
+        context, self._context = self._context, b""
+        return self._tracer.packet(context, method, self.client) if self._tracer is not None and context else None
 
     def _other(self, data: memoryview, descriptors: list[int]) -> bool:
         """Serve a packet of any other kind. True when the connection is not this thread's to read any more."""
         kind, _, slot, sequence, value = _header(data)
         payload = bytes(data[HEADER_BYTES:])
+        if kind == Kind.TRACE and not descriptors:
+            self._context = payload[:MAX_CONTEXT]
+            return False
         try:
             if kind == Kind.CALL:
                 self._call(slot, sequence, value, payload, descriptors)
@@ -248,10 +279,19 @@ class Connection:
 
     def _call(self, slot: int, sequence: int, method: int, payload: bytes, descriptors: list[int]) -> None:
         assert self._calls is not None, "HELLO comes first"
+        trace = self._trace(self._calls.name(method)) if self._context else None
         try:
             answer = self._calls.call(method, payload, descriptors)
-        except OSError as error:  # of the call, not of the connection
-            raise as_tilewright_error(error) from error
+        except Exception as error:
+            failure = as_tilewright_error(error)
+            if trace is not None:
+                trace.failed(failure)
+                trace.end()
+            if isinstance(error, OSError):  # of the call, not of the connection
+                raise failure from error
+            raise
+        if trace is not None:
+            trace.end()
         message = answer.message.SerializeToString()
         try:
             self._wire.send(packet(Kind.CALL | REPLY_KIND, 0, slot, sequence, answer.value, message), answer.descriptor)
@@ -264,7 +304,10 @@ class Connection:
         session = self._session
         assert session is not None, "HELLO comes first"
         attachments = self._service.attachments
-        attachment = attachments.attach(session, _device_id(payload), self._wire.socket.fileno(), self._ended.set)
+        self._context = b""
+        traced = None if self._tracer is None else partial(self._tracer.attached, self.client)
+        device = _device_id(payload)
+        attachment = attachments.attach(session, device, self._wire.socket.fileno(), self._ended.set, traced)
         self._attachment = attachment
         if session.closed or self._ended.is_set():  # whoever ended it meanwhile did not know of the attachment
             return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.endpoints.local.connection import Connection
 from tilewright_server.endpoints.local.listener import LocalListener, peer_client
+from tilewright_server.endpoints.rpc.transport.tracing import Tracer
 from tilewright_server.protocol.frames import Kind, error_packet
 from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.protocol.unix_paths import OWNER_ONLY, SocketAccess
@@ -44,6 +45,7 @@ class LocalServer:
         inherited: Inherited | None = None,
     ) -> None:
         """Raises what ``LocalListener`` does. The quotas of the service's sessions count connections by process."""
+        self.tracer: Tracer | None = None
         self._service = service
         self._quotas = service.sessions.quotas
         self._per_session = per_session

@@ -68,7 +68,7 @@ class RpcServer:
         self, service: Service, settings: Settings, opened: memory_pb2.SessionEvent.Opened, gate: Gate
     ) -> None:
         """Raises ``UnsupportedError`` for a version of ``grpcio`` that is not known, ``RuntimeError`` if the system
-        refuses threads."""
+        refuses threads, ``InvalidArgumentError`` if packages for traces are missing."""
         require()
         quotas = service.sessions.quotas
         self._starter = Starter()
@@ -89,6 +89,7 @@ class RpcServer:
         self._lanes = lanes
         self._threads = tuple(lanes.values())
         self.traffic = Traffic(settings.slow_call_s)
+        self.traffic.tracer = open_tracer(settings.trace_endpoint, settings.trace_ratio)
         self._front = Front(quotas, self.traffic)
         self._make = partial(grpc.server, self._front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.server = self._make()
@@ -120,10 +121,6 @@ class RpcServer:
             names.append(descriptor.full_name)
         if settings.reflection:
             _add_reflection(self.server, names, reception)
-
-    def trace(self, endpoint: str, ratio: float) -> None:
-        """Trace calls, if there is an ``endpoint``. Raises ``InvalidArgumentError`` if packages for it are missing."""
-        self.traffic.tracer = open_tracer(endpoint, ratio)
 
     def serve(self, servicer: object, descriptor: ServiceDescriptor, *, apart: bool) -> grpc.Server:
         """Serve one more service, whose requests may be as large as messages may be; if it is to be ``apart``, by a

@@ -96,6 +96,10 @@ class PacketLane:
         """Events with timing, between which timed launches run."""
         self._native.tw_lane_timers(self._handle, int(begin), int(end))
 
+    def trace(self, trace: ctypes.Structure | None) -> None:
+        """Let the next packet fill this ``tw_trace``, which stays where it is."""
+        self._native.tw_lane_trace(self._handle, None if trace is None else ctypes.addressof(trace))
+
     def launch(self, bound: BoundLaunch, flags: int, slot: int) -> None:
         """Launch what was prepared. Raises ``DeviceError``, ``DeviceLostError``."""
         if self._native.tw_lane_launch(self._handle, bound.handle, flags, slot):

@@ -23,7 +23,18 @@ from tilewright_kit.types import errors as kit
 from tilewright_server.devices.contract import MAX_PARTS, DeviceLostError
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES
 
-__all__ = ["COPY", "FAILED", "PACKET_BYTES", "SPILLED", "Channel", "Op", "Packet", "pack_error", "unpack_error"]
+__all__ = [
+    "COPY",
+    "FAILED",
+    "PACKET_BYTES",
+    "SPILLED",
+    "TIMES",
+    "Channel",
+    "Op",
+    "Packet",
+    "pack_error",
+    "unpack_error",
+]
 
 PACKET_BYTES = 32 << 10
 """Longest packet; a payload that does not fit is spilled."""
@@ -34,6 +45,8 @@ MAX_DESCRIPTORS = MAX_PARTS + 1
 FAILED, SPILLED = 1, 2
 """Flags: the payload is an error; the payload is in a memory file."""
 
+TIMES = struct.Struct("<QQQII")
+"""Beginning of the payload of ``TRACED``: the fields of ``PacketTimes``."""
 COPY = struct.Struct("<QQQ")
 """Payload of ``WRITE`` and ``READ``: offset in the buffer, offset in the connection's slot, bytes."""
 
@@ -55,6 +68,8 @@ class Op(IntEnum):
     """Payload: ids of programs that nobody uses any more, 8 bytes each. Not answered."""
     ENDED = 21
     """From the worker: the client connection ``value`` has ended."""
+    TRACED = 22
+    """From the worker: times of a packet of the client connection ``value`` (``TIMES``), and the context it gave."""
 
 
 @dataclass(slots=True)
