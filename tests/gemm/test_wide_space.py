@@ -48,7 +48,7 @@ def some_rows(model: ModelFile, problem: GemmProblem, every: int) -> tuple[dict[
     times = OPERATION.search_times(problem, table, H200)
     rows = np.flatnonzero(np.isfinite(times))[::every]
     picked = {name: column[rows] for name, column in table.items()}
-    return picked, [OPERATION.search_config(problem, picked, row) for row in range(len(rows))]
+    return picked, [OPERATION.search_config(problem, picked, row, H200) for row in range(len(rows))]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)

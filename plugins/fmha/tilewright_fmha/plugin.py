@@ -20,6 +20,7 @@ from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES
 from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.plan.search import FmhaSearch
 from tilewright_fmha.problem.declared.operations import DECLARATIONS
 from tilewright_fmha.problem.integer_operands import check_values, value_operands
 from tilewright_fmha.problem.problem import FmhaProblem
@@ -59,7 +60,7 @@ _REFERENCES = {
 }
 
 
-class FmhaOperation:
+class FmhaOperation(FmhaSearch):
     """One of the three operations: what differs is in its problems, configurations and reference."""
 
     version = __version__

@@ -21,6 +21,7 @@ from tilewright_grouped_conv.kernel_sets.composable_kernel import is_foreign, re
 from tilewright_grouped_conv.kernel_sets.generator import GENERATE_OPTIONS, select_set
 from tilewright_grouped_conv.kernel_sets.sets import KERNEL_SETS
 from tilewright_grouped_conv.pipelines.candidates import conv_candidates, conv_mismatches, predict_conv
+from tilewright_grouped_conv.pipelines.search import ConvSearch
 from tilewright_grouped_conv.plan.plan import plan_conv
 from tilewright_grouped_conv.problem.declaration import DECLARATIONS
 from tilewright_grouped_conv.problem.parse import parse_conv
@@ -42,7 +43,7 @@ __all__ = ["ConvOperation", "TransformOperation", "tilewright_operations"]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-class ConvOperation:
+class ConvOperation(ConvSearch):
     """A convolution, or one of its gradients: what differs is in the direction's problem and configuration."""
 
     version = __version__

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import statistics
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +27,12 @@ from tilewright_tools.tuning.measure.timing import HEAT
 from tilewright_tools.tuning.results import Result
 from tilewright_tools.tuning.sweep import Event, Job, PeerTime, Sweep, SweepOptions, Task
 
-__all__ = ["DRAWS", "Oracle", "Score", "score"]
+__all__ = ["DRAWS", "DRIFT", "Oracle", "Score", "score"]
 
 DRAWS = 5
+DRIFT = 1.1
+_MADE_AGAIN = 1
+"""How often as many rounds as were asked for may be thrown away."""
 _LEAST_FINALISTS, _SHARE = 24, 0.1
 _DRAW_SAMPLES = 5
 _NEXT_BEST = 8
@@ -50,12 +51,14 @@ class Oracle(Sweep):
         worker: WorkerProcess | None = None,
         *,
         draws: int = DRAWS,
+        drift: float = DRIFT,
     ) -> None:
         """``choosers`` are the strategies that are judged: their choices are the first kernels of every problem, in
-        their order, the server's own first.
+        their order, the server's own first. Rounds in which one kernel's time grows by more than the factor ``drift``
+        do not count.
         """
         super().__init__(engine, setup, options, worker)
-        self._choosers, self._draws = tuple(choosers), draws
+        self._choosers, self._draws, self._drift = tuple(choosers), draws, drift
         self._peers: dict[Case, PeerTime | None] = {}
 
     def _configs(self, operation: Operation[Any, Any], problem: Problem) -> list[KernelConfig]:
@@ -77,21 +80,14 @@ class Oracle(Sweep):
         configs = {item.kernel: kind.from_dict(item.config) for item in good}
         finalists = good[: max(_LEAST_FINALISTS, math.ceil(_SHARE * len(good)))]
         finalists += [item for item in good[len(finalists) :] if 1 <= item.place <= len(self._choosers)]
-        draws: dict[str, list[float]] = {item.kernel: [] for item in finalists}
-        for draw in range(self._draws):
-            for item in finalists if draw % 2 == 0 else finalists[::-1]:
-                timed = self._once_more(task, configs[item.kernel], item, _DRAW_SAMPLES)
-                if timed is not None:
-                    draws[item.kernel].append(timed)
-        clock = clock_mhz(self.device.kind, self.device.id)
+        draws = self._drawn(task, finalists, configs)
         found: dict[str, Result] = {}
         for item in finalists:
             times = draws[item.kernel]
             if times:
                 text = json.dumps([round(value, 1) for value in times])
                 found[item.kernel] = item.replace(
-                    median_ns=statistics.median(times), samples=_DRAW_SAMPLES * len(times), draws=text,
-                    clock_mhz=clock, cut=False,
+                    median_ns=statistics.median(times), samples=_DRAW_SAMPLES * len(times), draws=text, cut=False,
                 )  # fmt: skip
         if not found:
             return
@@ -108,6 +104,30 @@ class Oracle(Sweep):
             yield item
             self._tell(Event("final", task.case, task.place, total, done, len(found), item))
 
+    def _drawn(
+        self, task: Task, finalists: Sequence[Result], configs: Mapping[str, KernelConfig]
+    ) -> dict[str, list[float]]:
+        """Times of the rounds by kernel. The first finalist is timed before and after each as well: a round in which
+        it took longer than in another, as it does while clocks are held down, is thrown away and made again.
+        """
+        anchor, fastest = finalists[0], math.inf
+        rounds: list[tuple[float, dict[str, float]]] = []
+        for draw in range(self._draws * (1 + _MADE_AGAIN)):
+            ends = [self._once_more(task, configs[anchor.kernel], anchor, _DRAW_SAMPLES)]
+            times: dict[str, float] = {}
+            for item in finalists if draw % 2 == 0 else finalists[::-1]:
+                timed = self._once_more(task, configs[item.kernel], item, _DRAW_SAMPLES)
+                if timed is not None:
+                    times[item.kernel] = timed
+            ends += [times.get(anchor.kernel), self._once_more(task, configs[anchor.kernel], anchor, _DRAW_SAMPLES)]
+            steady = [value for value in ends if value is not None]
+            fastest = min([fastest, *steady])
+            rounds.append((max(steady, default=math.inf), times))
+            kept = [found for slowest, found in rounds if slowest <= self._drift * fastest]
+            if len(kept) == self._draws:
+                break
+        return {item.kernel: [found[item.kernel] for found in kept if item.kernel in found] for item in finalists}
+
     def _peer(self, task: Task) -> PeerTime | None:
         if task.case not in self._peers:
             self._peers = {task.case: super()._peer(task)}
@@ -117,20 +137,6 @@ class Oracle(Sweep):
         job = Job(task, config, item.place, toolchain=item.toolchain)
         timed = self._measured(job, max(HEAT, samples), check=False, limit_ns=0.0)
         return timed.median_ns if timed.status == "ok" else None
-
-
-def clock_mhz(kind: str, device: str) -> int:
-    """The present clock of an NVIDIA GPU's units; 0 for others."""
-    tool = shutil.which("nvidia-smi") if kind == "cuda" else None
-    if tool is None:
-        return 0
-    ordinal = device.rpartition(":")[2]
-    command = [tool, f"--id={ordinal}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    return int(told) if told.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Result:
     peer_ns: float = 0.0
     """Oracles: time of another library for the problem; 0 if none was asked, or it has none."""
     clock_mhz: int = 0
-    """Oracles: the units' clock after the problem's last kernel; 0 if it is not known."""
+    """The units' clock after the kernel's last sample; 0 if it is not known."""
     error: float | None = None
     build_ms: float = 0.0
     flops: int = 0

@@ -57,6 +57,10 @@ class SweepOptions:
     """A kernel that is slower than this times the best so far is given up early; 0: none is."""
     seconds: float = 0.0
     """Longest time for one problem, its final apart; kernels that are left then are skipped. 0: no limit."""
+    budget: float = 0.0
+    """Longest time for all problems: afterwards kernels of the present one are skipped, and no other is begun. 0: no
+    limit.
+    """
     timeout_s: float = 30.0
     """After this a kernel counts as hanging."""
     seed: int | None = None
@@ -133,6 +137,7 @@ class Sweep:
         self._worker = worker or WorkerProcess(greeting)
         self._prepared: tuple[int, Case] | None = None
         self._copies = 1
+        self._begun = 0.0
         self._ahead = max(4, 2 * engine.pool.workers)
         self._listen: Callable[[Event], None] = lambda _: None
 
@@ -149,12 +154,16 @@ class Sweep:
         and ``DeviceError`` if no worker can be started at all.
         """
         self._listen = listen or self._listen
+        self._begun = time.monotonic()
         tasks = self._tasks(cases, known or {})
         current: Task | None = None
         for job in self._built_ahead(tasks):
             if job.task is not current:
                 if current is not None:
                     yield from self._finish(current, len(cases))
+                    current = None
+                if self._is_spent():
+                    break
                 current = job.task
                 current.begun = time.monotonic()
                 self._tell(Event("case", current.case, current.place, len(cases), 0, len(current.configs)))
@@ -234,7 +243,11 @@ class Sweep:
 
     def _is_over(self, task: Task) -> bool:
         seconds = self.options.seconds
-        return bool(seconds and task.begun and time.monotonic() - task.begun > seconds)
+        return self._is_spent() or bool(seconds and task.begun and time.monotonic() - task.begun > seconds)
+
+    def _is_spent(self) -> bool:
+        budget = self.options.budget
+        return bool(budget and time.monotonic() - self._begun > budget)
 
     # ---- one kernel ----
 
@@ -243,7 +256,8 @@ class Sweep:
         if task.failed:
             return self._result(job, "skipped", task.failed)
         if self._is_over(task):
-            return self._result(job, "skipped", f"the {self.options.seconds:g} s of this problem were over")
+            seconds = self.options.budget if self._is_spent() else self.options.seconds
+            return self._result(job, "skipped", f"its {seconds:g} s were over")
         if job.error is not None:
             return self._result(job, "refused", str(job.error))
         try:
@@ -275,7 +289,10 @@ class Sweep:
         if reply["wrong"]:
             wrong = f"{reply['wrong']} (seed {job.task.seed})"
             return self._result(job, "wrong", wrong, error=reply["error_norm"])
-        return self._result(job, "ok", error=reply["error_norm"], **reply["timing"])
+        if reply["throttled"]:
+            return self._result(job, "skipped", f"the device's clocks were held down: {reply['throttled']}")
+        clock = reply["clock_mhz"]
+        return self._result(job, "ok", error=reply["error_norm"], clock_mhz=clock, **reply["timing"])
 
     def _prepare(self, task: Task) -> bool:
         """Have the operands on the device, in the worker that runs now; False if that is not possible."""

@@ -86,7 +86,7 @@ class GemmSearch:
         """Features of kernels on the problem, one row each, in the order of ``feature_names``."""
         return features(problem, table, device)
 
-    def search_config(self, problem: GemmProblem, table: Table, row: int) -> GemmConfig:
+    def search_config(self, problem: GemmProblem, table: Table, row: int, device: DeviceInfo) -> GemmConfig:  # noqa: ARG002
         """The kernel of a row, with the problem's signature. It may break a rule: rules are asked afterwards."""
         value = {name: int(column[row]) for name, column in table.items() if name not in ("step", "ending", "join")}
         swapped, waves = bool(value["swapped"]), (value["wave_m"], value["wave_n"], 1)

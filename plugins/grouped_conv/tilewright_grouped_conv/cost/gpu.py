@@ -26,16 +26,31 @@ from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes,
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.vocabulary import Epilogue
 
-__all__ = ["bulk_parts", "loop_parts", "predict_gpu", "product_parts"]
+__all__ = [
+    "FILL_SECONDS",
+    "JOIN_SECONDS",
+    "L2_BYTES_PER_CYCLE",
+    "L2_SHARE",
+    "LAUNCH_SECONDS",
+    "MEMORY_SHARE",
+    "MOST_RESIDENT",
+    "bulk_parts",
+    "epilogue_cycles",
+    "loop_parts",
+    "predict_gpu",
+    "product_parts",
+    "resident_of",
+    "step_cycles",
+]
 
-_LAUNCH_SECONDS = {"cuda": 3.0e-6, "hip": 5.0e-6}
+LAUNCH_SECONDS = {"cuda": 3.0e-6, "hip": 5.0e-6}
 _COPY_RATE = 1.5e11
 """Bytes of a copy per second: strided copies move elements one by one."""
-_FILL_SECONDS = 1.5e-6
+FILL_SECONDS = 1.5e-6
 """From a workgroup's start until its first operands have arrived."""
-_SHARED_BYTES_PER_CYCLE, _L2_BYTES_PER_CYCLE = 128.0, 64.0
+_SHARED_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE = 128.0, 64.0
 """Bytes per cycle of one unit, where the arch does not state them."""
-_MEMORY_SHARE, _L2_SHARE = 0.85, 0.7
+MEMORY_SHARE, L2_SHARE = 0.85, 0.7
 """Parts of the stated rates that kernels reach."""
 _PORTABLE_SHARE = 0.6
 """Share that instructions of one wave reach on archs whose peak needs several waves together."""
@@ -53,11 +68,11 @@ _WAIT_CYCLES, _USUAL_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}, 48.0
 _GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
 """Cycles of a unit to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
 _LANES = 32
-_STORE_CYCLES = 0.05
+STORE_CYCLES = 0.05
 """Cycles of an epilogue, per element of the tile."""
-_MAPPED = 1.3
+MAPPED = 1.3
 """How much longer it takes where every row's place is worked out."""
-_JOIN_SECONDS = 1.5e-6
+JOIN_SECONDS = 1.5e-6
 """Until the last part of a tile knows that it is the last."""
 _LOOP_CYCLES = 2.0
 """Without a product: of one multiplication for every lane, with the reading that goes with it."""
@@ -68,7 +83,7 @@ _GROUP_CYCLES = {Direction.FORWARD: 6.0, Direction.BACKWARD_DATA: 6.0, Direction
 _MERGED_BLOCK, _MERGED_SHARE = 8, 0.25
 """Channels of a block of merged groups, and what its instructions reach of the peak."""
 _MOST_WAVES, _ENOUGH_WAVES, _BULK_IDLE = 48, 12, 0.7
-_MOST_RESIDENT = 4
+MOST_RESIDENT = 4
 
 
 Parts = Callable[[ConvProblem, ConvConfig, DeviceInfo, list[Phase]], dict[str, float]]
@@ -79,8 +94,8 @@ def predict_gpu(
     problem: ConvProblem, config: ConvConfig, device: DeviceInfo, copies: tuple[Transform, ...], parts_of: Parts
 ) -> Prediction:
     """Seconds of all launches, and what they are made of."""
-    launch = _LAUNCH_SECONDS[device.arch.kind]
-    parts = {"launch": launch + _FILL_SECONDS, "copies": sum(launch + copy.nbytes / _COPY_RATE for copy in copies)}
+    launch = LAUNCH_SECONDS[device.arch.kind]
+    parts = {"launch": launch + FILL_SECONDS, "copies": sum(launch + copy.nbytes / _COPY_RATE for copy in copies)}
     phases = [phase for phase in problem.phases(config.channels_first) if phase.m and phase.n and phase.batch]
     parts |= parts_of(problem, config, device, phases)
     shown = max(parts["compute"], parts.get("l2", 0.0), parts["memory"])
@@ -122,7 +137,7 @@ def bulk_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, pha
 
 def _memory(problem: ConvProblem, device: DeviceInfo, share: float = 1.0) -> float:
     """Seconds of all operands at a share of what kernels reach of memory's rate."""
-    rate = (device.arch.throughput.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+    rate = (device.arch.throughput.memory_bytes_per_second or 1e12) * MEMORY_SHARE
     return sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands) / (rate * share)
 
 
@@ -131,7 +146,7 @@ def _products(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phas
     clock = clock_of(arch)
     units = units_of(device)
     split = max(config.split_k, 1)
-    resident = _resident(config, arch)
+    resident = resident_of(config, arch)
     tiles = work = 0
     near = 0.0
     for phase in phases:
@@ -144,20 +159,24 @@ def _products(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phas
     rounds = math.ceil(tiles / (units * resident))
     # In the last round a unit may hold fewer workgroups, each of which then goes faster.
     busiest = rounds * resident if tiles > units * resident else ceil_div(tiles, units)
-    step = _step_cycles(problem, config, arch, min(resident, max(busiest, 1)))
-    l2 = arch.throughput.l2_bytes_per_second or _L2_BYTES_PER_CYCLE * clock * units
+    step = step_cycles(config, arch, min(resident, max(busiest, 1)))
+    l2 = arch.throughput.l2_bytes_per_second or L2_BYTES_PER_CYCLE * clock * units
+    ending = epilogue_cycles(
+        config.tile[:2], staged=config.epilogue is Epilogue.CSHUFFLE, mapped=config.mapped_rows,
+        operands=config.num_d_tensors + config.accumulate, bias=bool(config.bias), size=size_of(config.c),
+    )  # fmt: skip
     parts = {
         "compute": busiest * steps * step / clock,
-        "epilogue": rounds * _epilogue_cycles(config) / clock,
-        "l2": near / (l2 * _L2_SHARE),
+        "epilogue": rounds * ending / clock,
+        "l2": near / (l2 * L2_SHARE),
     }
     if split > 1:
         sums = sum(phase.batch * phase.m * phase.n for phase in phases) * 4.0
-        rate = (arch.throughput.memory_bytes_per_second or 1e12) * _MEMORY_SHARE
+        rate = (arch.throughput.memory_bytes_per_second or 1e12) * MEMORY_SHARE
         if config.two_stage:
-            parts["join"] = _LAUNCH_SECONDS[arch.kind] + 2.0 * sums * split / max(rate, l2 * _L2_SHARE)
+            parts["join"] = LAUNCH_SECONDS[arch.kind] + 2.0 * sums * split / max(rate, l2 * L2_SHARE)
         else:
-            parts["join"] = _JOIN_SECONDS + (1.0 + split) * m * n * 4.0 / (0.6 * _L2_BYTES_PER_CYCLE * clock)
+            parts["join"] = JOIN_SECONDS + (1.0 + split) * m * n * 4.0 / (0.6 * L2_BYTES_PER_CYCLE * clock)
     return parts
 
 
@@ -171,7 +190,7 @@ def _steps(problem: ConvProblem, phase: Phase, config: ConvConfig) -> int:
     return max(ceil_div(k, config.tile[2]), 1)
 
 
-def _step_cycles(problem: ConvProblem, config: ConvConfig, arch: ArchSpec, together: int) -> float:
+def step_cycles(config: ConvConfig, arch: ArchSpec, together: int) -> float:
     """One step along k of one of the workgroups that share a unit."""
     m, n, k = config.tile
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024))
@@ -186,7 +205,7 @@ def _step_cycles(problem: ConvProblem, config: ConvConfig, arch: ArchSpec, toget
     lds = (read + k * (m * size_of(config.a) + n * size_of(config.b))) / (
         arch.rates.lds_bytes_per_cycle if arch.rates else _SHARED_BYTES_PER_CYCLE
     )
-    weight = problem.direction is Direction.BACKWARD_WEIGHT
+    weight = config.direction is Direction.BACKWARD_WEIGHT
     gathers = config.kind is Kind.IMPLICIT
     accesses = [
         size * k / vector / _LANES * (_NOT_ASYNC if vector * size_of(name) < 4 else 1.0)
@@ -204,19 +223,20 @@ def _step_cycles(problem: ConvProblem, config: ConvConfig, arch: ArchSpec, toget
     return busy + 0.5 * issue + _STEP_CYCLES / max(together, 1)
 
 
-def _resident(config: ConvConfig, arch: ArchSpec) -> int:
+def resident_of(config: ConvConfig, arch: ArchSpec) -> int:
     """Workgroups that one unit holds at a time, as shared memory and registers allow."""
     shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
     registers = arch.register_file // max(threads_of(config, arch) * registers_of(config, arch), 1)
-    return max(min(shared, registers, config.block_per_cu or _MOST_RESIDENT, _MOST_RESIDENT), 1)
+    return max(min(shared, registers, config.block_per_cu or MOST_RESIDENT, MOST_RESIDENT), 1)
 
 
-def _epilogue_cycles(config: ConvConfig) -> float:
-    elements = config.tile[0] * config.tile[1]
-    operands = 1.0 + 0.3 * (config.num_d_tensors + config.accumulate) + (0.1 if config.bias else 0.0)
-    slow = 1.0 if config.epilogue is Epilogue.CSHUFFLE else 1.5
-    mapped = _MAPPED if config.mapped_rows else 1.0
-    return 400.0 + elements * _STORE_CYCLES * operands * slow * mapped * size_of(config.c) / 2
+def epilogue_cycles(
+    tile: tuple[int, int], *, staged: bool, mapped: bool, operands: int, bias: bool, size: int
+) -> float:
+    """Storing a tile of results of ``size`` bytes, to which so many ``operands`` of their shape are brought in."""
+    brought = 1.0 + 0.3 * operands + (0.1 if bias else 0.0)
+    slow = (1.0 if staged else 1.5) * (MAPPED if mapped else 1.0)
+    return 400.0 + tile[0] * tile[1] * STORE_CYCLES * brought * slow * size / 2
 
 
 def _loops(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
@@ -264,9 +284,9 @@ def _merged(
         )
     ]
     image = geometry.n * geometry.c * geometry.in_pixels * size_of(config.a)
-    l2 = arch.throughput.l2_bytes_per_second or _L2_BYTES_PER_CYCLE * clock * units
+    l2 = arch.throughput.l2_bytes_per_second or L2_BYTES_PER_CYCLE * clock * units
     return {
         "compute": 2.0 * products * wasted / (rate * units * clock),
-        "l2": math.prod(spans) * image / (l2 * _L2_SHARE),
-        "idle": (idle - 0.9) * image / (l2 * _L2_SHARE),
+        "l2": math.prod(spans) * image / (l2 * L2_SHARE),
+        "idle": (idle - 0.9) * image / (l2 * L2_SHARE),
     }

@@ -6,8 +6,9 @@ best of 3 to 40 kernels in the geometric mean. Cycles are those of one unit.
 
 from __future__ import annotations
 
+from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig
-from tilewright_grouped_conv.footprint.im2col import im2col_product, im2col_slices
+from tilewright_grouped_conv.footprint.im2col import LINE_BYTES, im2col_product, im2col_slices
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_kit.contract.device import DeviceInfo
@@ -15,7 +16,17 @@ from tilewright_kit.tiles.cost.units import clock_of, units_of
 from tilewright_kit.tiles.footprint.workgroup import consumers, size_of
 from tilewright_kit.types.arithmetic import ceil_div
 
-__all__ = ["im2col_parts"]
+__all__ = [
+    "FILL_CYCLES",
+    "LAUNCH_SECONDS",
+    "LINE_BYTES",
+    "MEMORY_SHARE",
+    "PARTS_BYTES_PER_SECOND",
+    "PART_BYTES_PER_CYCLE",
+    "STORE_CYCLES",
+    "im2col_parts",
+    "im2col_step_cycles",
+]
 
 _ROWS = 64
 """Rows of one instruction, which reads its rows and all its columns from shared memory."""
@@ -24,43 +35,49 @@ _LOAD_BYTES_PER_CYCLE = 53.0
 """Rate of a unit's operands, from the second-level cache."""
 _PRODUCT_SHARE = 0.91
 """Part of the stated rate that products reach."""
-_FILL_CYCLES = 3000.0
+FILL_CYCLES = 3000.0
 """From a workgroup's start until the tensor cores are busy."""
-_STORE_CYCLES = 0.096
+STORE_CYCLES = 0.096
 """Time of an epilogue, per element of the tile."""
-_LAUNCH_SECONDS = 2.1e-6
-_PART_BYTES_PER_CYCLE = 33.0
+LAUNCH_SECONDS = 2.1e-6
+PART_BYTES_PER_CYCLE = 33.0
 """At which a wave that comes last reads the parts of its tile."""
-_PARTS_BYTES_PER_SECOND = 2.8e12
+PARTS_BYTES_PER_SECOND = 2.8e12
 """Rate of all parts, which are written and read once."""
-_MEMORY_SHARE = 0.67
+MEMORY_SHARE = 0.67
+
+
+def im2col_step_cycles(config: ConvConfig, arch: ArchSpec) -> float:
+    """One step along k of a workgroup."""
+    (m, n, k), size = config.tile, size_of(config.a)
+    rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _PRODUCT_SHARE
+    return max(
+        2.0 * m * n * k / rate,
+        (m + n) * k * size / _LOAD_BYTES_PER_CYCLE,
+        (m + m // _ROWS * n) * k * size / _SHARED_BYTES_PER_CYCLE,
+    )
 
 
 def im2col_parts(problem: ConvProblem, config: ConvConfig, device: DeviceInfo, phases: list[Phase]) -> dict[str, float]:
     """Seconds of the launch, of what a unit computes, of parts that are joined, and of memory."""
-    arch, (m, n, k) = device.arch, config.tile
-    clock, units, size = clock_of(arch), units_of(device), size_of(config.a)
+    arch, (m, n, _) = device.arch, config.tile
+    clock, units = clock_of(arch), units_of(device)
     moved = sum(item.desc.size * item.desc.dtype.bytes for item in problem.operands)
     parts = {
-        "launch": _LAUNCH_SECONDS + _FILL_CYCLES / clock,
-        "memory": moved / ((arch.throughput.memory_bytes_per_second or 1e12) * _MEMORY_SHARE),
+        "launch": LAUNCH_SECONDS + FILL_CYCLES / clock,
+        "memory": moved / ((arch.throughput.memory_bytes_per_second or 1e12) * MEMORY_SHARE),
     }
     cycles = join = 0.0
     for phase in phases:
         product = im2col_product(problem, phase, config)
         split = im2col_slices(product, config)
         work, steps = product.tiles(config) * split, ceil_div(product.steps, split)
-        rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024)) * _PRODUCT_SHARE
-        step = max(
-            2.0 * m * n * k / rate,
-            (m + n) * k * size / _LOAD_BYTES_PER_CYCLE,
-            (m + m // _ROWS * n) * k * size / _SHARED_BYTES_PER_CYCLE,
-        )
-        each, store = ceil_div(work, units), m * n * _STORE_CYCLES
+        step = im2col_step_cycles(config, arch)
+        each, store = ceil_div(work, units), m * n * STORE_CYCLES
         # In the pingpong schedule one tile is stored while the next is computed.
         cycles += each * steps * step + (store if config.scheduler == "pingpong" else each * store)
         if split > 1:
             own = 1 if config.scheduler == "pingpong" else consumers(config)
-            join += (1 + split) * m * n * 4.0 / (_PART_BYTES_PER_CYCLE * clock * own)
-            join += work * m * n * 8.0 / _PARTS_BYTES_PER_SECOND
+            join += (1 + split) * m * n * 4.0 / (PART_BYTES_PER_CYCLE * clock * own)
+            join += work * m * n * 8.0 / PARTS_BYTES_PER_SECOND
     return parts | {"compute": cycles / clock} | ({"join": join} if join else {})

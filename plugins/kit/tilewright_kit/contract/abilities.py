@@ -132,7 +132,7 @@ class Searchable(Protocol):
         """Features of every row as float32, one column for each of ``feature_names``."""
         ...
 
-    def search_config(self, problem: Any, table: Mapping[str, Array], row: int) -> Any:
+    def search_config(self, problem: Any, table: Mapping[str, Array], row: int, device: DeviceInfo) -> Any:
         """The configuration of a row, with the problem's signature; rules and problem have still to allow it."""
         ...
 

@@ -145,7 +145,7 @@ class LearnedModels:
     ) -> list[Ranked]:
         verdicts, found = self._verdicts[operation.name], []
         for row in order.tolist():
-            config = operation.search_config(problem, table, row)
+            config = operation.search_config(problem, table, row, device)
             if verdicts.allows(config, device) and not operation.mismatches(problem, config, device):
                 time, before = float(seconds[row]), float(analytical[row])
                 reason = f"predicted {time * 1e6:.3g} us by the learned model ({before * 1e6:.3g} us analytically)"

@@ -53,6 +53,7 @@ FlushCache = Annotated[bool, typer.Option("--flush-cache", help="Overwrite the c
 Timer = Annotated[str, typer.Option(help="device (its own events) or host (launch and wait included).")]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds after which a kernel counts as hanging.")]
 Seconds = Annotated[float, typer.Option(min=0.0, help="Longest time for the kernels of one problem; 0: no limit.")]
+Budget = Annotated[float, typer.Option(min=0.0, help="Longest time for all problems: no other is begun; 0: no limit.")]
 CutOff = Annotated[float, typer.Option(min=0.0, help="Give up kernels slower than so many times the best; 0: none.")]
 Explore = Annotated[
     int, typer.Option(min=0, help="Rounds in which the fastest kernels are crossed with others, 16 new ones each.")
@@ -101,6 +102,7 @@ def _options(
     timer: Timer = "device",
     timeout: Timeout = 30.0,
     seconds: Seconds = 0.0,
+    budget: Budget = 0.0,
     cut_off: CutOff = 1.5,
     explore: Explore = 0,
     finalists: Finalists = 4,
@@ -164,7 +166,7 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
         timer=_one_of("timer", given["timer"], ("device", "host")),
         init=_one_of("init", given["init"], ("normal", "uniform", "trunc-int")),
     )
-    same = ("device", "configs", "limit", "check", "finalists", "explore", "cut_off", "seconds", "seed")
+    same = ("device", "configs", "limit", "check", "finalists", "explore", "cut_off", "seconds", "budget", "seed")
     oracle = bool(given["oracle"])
     if oracle and given["configs"] == "candidates":
         given = {**given, "configs": "wide"}

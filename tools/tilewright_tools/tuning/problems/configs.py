@@ -99,7 +99,7 @@ def _wide(
         if limit:
             order = _sampled(order, times, [space[place].name for place in order], limit)
         for place in order:
-            config = operation.search_config(problem, table, place)
+            config = operation.search_config(problem, table, place, device)
             valid = config == space[place] or operation.rules.allows(config, device.arch)
             if valid and not operation.mismatches(problem, config, device):
                 found.append(config)
