@@ -58,3 +58,14 @@ def test_what_cannot_be_meant_is_refused(bench: Any, arguments: tuple[str, ...],
     ran = bench(*arguments)
     assert ran.code == Exit.USAGE
     assert says in ran.err
+
+
+@pytest.mark.extended
+def test_lengths_dropout_and_new_rows_of_caches_are_swept(bench: Any) -> None:
+    steps = ("--dropout", "0.1", "--bias", "alibi", "--sinks")
+    ran = bench("--shapes", "2x4/2x7/19x16", "--varlen", "no,yes", *steps)
+    assert ran.code == Exit.OK, ran.err
+    assert "varlen dropout 0.1 alibi +sinks" in ran.out
+    ran = bench("--shapes", "2x4/2x3/29x16", "--direction", "append", "--page", "0,16", "--rope", "half")
+    assert ran.code == Exit.OK, ran.err
+    assert "append 2x4/2x3/29x16 fp32 pages of 16 rope half" in ran.out

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from tilewright_gemm.commands.cases import GemmCase
 from tilewright_tools.cli.console.exits import Exit
+from tilewright_tools.cli.problems.sweeping import _Run
+from tilewright_tools.tuning.results import TIME_OVER, Result, Stamp
 
 PLANTED = Path(__file__).parents[1] / "server" / "tuning"
 QUICK = ("--device", "cpu:0", "--repeat", "4", "--warmup", "1", "--finalists", "2")
@@ -19,6 +22,17 @@ QUICK = ("--device", "cpu:0", "--repeat", "4", "--warmup", "1", "--finalists", "
 def bench(cli: Any, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("TILEWRIGHT_CPU_THREADS", "1")
     return lambda *arguments: cli("bench", "gemm", "--cache-dir", cache_dir, *QUICK, *arguments)
+
+
+@pytest.fixture
+def result() -> Any:
+    """A result by the name of its kernel."""
+
+    def made(kernel: str = "fast", status: str = "ok", reason: str = "") -> Result:
+        stamp = Stamp("gemm", "x86-64-v3", "CPU", "", "0.1.0", {})
+        return Result(case=GemmCase(8, 8, 8), kernel=kernel, config={}, status=status, reason=reason, stamp=stamp)
+
+    return made
 
 
 @pytest.mark.extended
@@ -115,3 +129,16 @@ def test_help_has_examples(cli: Any) -> None:
     assert "--flush-cache" in cli("bench", "gemm", "--help").out
     assert "tilewright bench gemm --shapes decode" in " ".join(cli("bench", "gemm", "--help").out.split())
     assert "tilewright perf prune --superseded" in " ".join(cli("perf", "--help").out.split())
+
+
+def test_kernels_that_were_not_measured_are_told_with_the_reason(result: Any) -> None:
+    """Time is one reason; that the operands of a problem cannot be made is another, which makes the sweep fail."""
+    run = _Run.__new__(_Run)
+    run.results = [result(), result("late", status="skipped", reason=f"the 5 {TIME_OVER}")]
+    assert run._skipped() == (1, {})
+    assert not run.failed
+    run.results += [result(name, status="skipped", reason="its operands cannot be made") for name in ("a", "b")]
+    late, others = run._skipped()
+    assert (late, list(others.values())) == (1, [2])
+    assert "operands" in next(iter(others))
+    assert run.failed

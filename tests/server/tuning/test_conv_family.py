@@ -14,6 +14,7 @@ import pytest
 
 import tilewright_arch
 from tilewright_grouped_conv.commands.cases import ConvCase
+from tilewright_grouped_conv.commands.command import COMMAND
 from tilewright_grouped_conv.commands.family import CONV
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.vocabulary import Direction
@@ -228,3 +229,15 @@ def test_the_peer_computes_the_same_convolution(case: ConvCase) -> None:
 def test_the_peer_says_so_where_pads_differ() -> None:
     with pytest.raises(NotImplementedError, match="before and behind"):
         CONV.peer_call(None, ConvCase(1, 2, 3, "9", "4", padding="0-2"), {})
+
+
+def test_transposed_convolutions_are_rows_too() -> None:
+    """Sizes are those of the input, as of `run conv --transposed`."""
+    (case,) = read_shapes(CONV, "1x64x32x28x28:4s2p1", {"direction": ("transposed",), "bias": ("yes",)})
+    assert case == COMMAND.case(
+        {"n": 1, "c": 64, "k": 32, "size": "28x28", "filter": "4", "stride": "2", "padding": "1", "transposed": True,
+         "bias": True}
+    )  # fmt: skip
+    assert case.direction == "bwd_data"
+    assert case.sizes == (56, 56)
+    assert stored_case(case.to_dict(), "row", "conv_backward_data") == case

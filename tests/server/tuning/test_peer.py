@@ -42,6 +42,7 @@ def inputs_of(case: Case) -> dict[str, Any]:
         Case(64, 32, 48, "bf16", batch=3),
         Case(64, 32, 48, "int8"),
         Case(64, 32, 48, "bf16", bias="yes"),
+        Case(64, 32, 48, groups="5+0+64"),
     ],
     ids=lambda case: case.label,
 )
@@ -54,6 +55,10 @@ def test_the_peer_computes_what_we_do(case: Case) -> None:
     assert timing is not None
     assert timing.median_ns > 0
     out = GEMM.peer_call(torch, case, {name: peer._tensor(torch, array, "cpu") for name, array in inputs.items()})()
+    if case.groups:
+        for place, product in zip((0, 2), out, strict=True):
+            assert np.allclose(product.numpy(), inputs[f"a[{place}]"] @ inputs[f"b[{place}]"], atol=1e-4)
+        return
     want = np.matmul(inputs["a"].astype(np.float64), inputs["b"].astype(np.float64))
     want = want + inputs["bias"].astype(np.float64) if "bias" in inputs else want
     assert np.linalg.norm(out.double().numpy() - want) <= 1e-2 * np.linalg.norm(want)

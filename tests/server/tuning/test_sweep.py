@@ -18,6 +18,7 @@ from tilewright_kit.types.errors import DeviceError, NotFoundError
 from tilewright_tools.tuning.measure.process import WorkerEndedError, WorkerProcess
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.timing import TimingOptions
+from tilewright_tools.tuning.problems.prepared import prepared_request
 from tilewright_tools.tuning.results import Output, Result
 from tilewright_tools.tuning.sweep import Event, Sweep
 
@@ -248,3 +249,25 @@ def test_a_worker_that_does_not_answer_is_ended_in_time() -> None:
     assert time.monotonic() - begun < 10
     assert not worker.running
     worker.close()
+
+
+@pytest.mark.extended
+def test_packed_weights_are_packed_once_and_checked(make_sweep: Any, plain: Setup) -> None:
+    case = Case(40, 70, 33, layout="rrr", packed="yes")
+    results = list(make_sweep(plain, limit=1, finalists=0).run([case, Case(24, 16, 300, "mixed", packed="yes")]))
+    assert [item.status for item in results] == ["ok"] * 2, [item.reason for item in results]
+    assert all("preshuffle" in item.kernel for item in results)
+    assert all(item.error is not None and item.error < 1e-3 for item in results)
+
+
+def test_operands_are_prepared_by_the_favourite_of_the_model(plain: Setup) -> None:
+    engine = plain.engine()
+    try:
+        device = engine.devices.info("cpu:0")
+        request, (prepared,) = prepared_request(engine, device, Case(40, 70, 33, layout="rrr", packed="yes"))
+        assert prepared.name == "b"
+        assert [config.operation for config in prepared.plan.kernels] == ["gemm_pack_b"]
+        assert request.inputs["b"].packing.startswith("bpanel-fp32-")
+        assert prepared_request(engine, device, CASE) == (CASE.request(), [])
+    finally:
+        engine.close()

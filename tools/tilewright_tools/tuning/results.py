@@ -17,10 +17,12 @@ from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.measurements.exchange import parquet, read_parquet, write_parquet
 from tilewright_tools.tuning.problems.families import stored_case
 
-__all__ = ["FAILED", "Output", "Result", "Stamp", "read_results"]
+__all__ = ["FAILED", "TIME_OVER", "Output", "Result", "Stamp", "read_results"]
 
 FAILED = ("wrong", "crashed", "hung", "build_failed", "refused")
-"""Ways in which a kernel can fail. The others are ``ok`` and ``skipped`` (the time of its problem was over)."""
+"""Ways in which a kernel can fail. The others are ``ok`` and ``skipped`` (not measured, for no fault of its own)."""
+TIME_OVER = "s were over"
+"""End of the reason of a kernel that was skipped since there was no time for it."""
 
 
 @dataclass(frozen=True, slots=True)

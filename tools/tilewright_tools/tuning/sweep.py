@@ -18,6 +18,7 @@ from tilewright_kit.commands.cases import DTYPES, Case
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
+from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.measurements import point_of
 from tilewright_kit.types.errors import TilewrightError
@@ -28,7 +29,8 @@ from tilewright_tools.tuning.measure.process import WorkerEndedError, WorkerProc
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.timing import HEAT, TimingOptions
 from tilewright_tools.tuning.problems.configs import choose_configs, cross
-from tilewright_tools.tuning.results import Result, Stamp
+from tilewright_tools.tuning.problems.prepared import PreparedOperand, prepared_request
+from tilewright_tools.tuning.results import TIME_OVER, Result, Stamp
 
 __all__ = ["Event", "Job", "PeerTime", "Sweep", "SweepOptions", "Task"]
 
@@ -100,6 +102,7 @@ class Task:
     place: int
     problem: Problem
     configs: list[KernelConfig]
+    prepared: Sequence[PreparedOperand] = ()
     known: list[Result] = field(default_factory=list)
     """From an earlier sweep."""
     results: dict[KernelConfig, Result] = field(default_factory=dict)
@@ -186,14 +189,15 @@ class Sweep:
     def _tasks(self, cases: Sequence[Case], known: Mapping[Case, Sequence[Result]]) -> Iterator[Task]:
         options = self.options
         for place, case in enumerate(cases):
-            request = case.request()
+            request, prepared = prepared_request(self._engine, self.device, case)
             operation = self._engine.operations[request.operation]
             problem = operation.parse(request)
             chosen = self._configs(operation, problem)
             old = [item for item in known.get(case, ()) if item.status != "skipped"]
             names = {item.kernel for item in old}
             seed = options.seed if options.seed is not None else int.from_bytes(os.urandom(4), "little")
-            yield Task(case, place, problem, [item for item in chosen if item.name not in names], old, seed=seed)
+            fresh = [item for item in chosen if item.name not in names]
+            yield Task(case, place, problem, fresh, prepared, old, seed=seed)
 
     def _configs(self, operation: Operation[Any, Any], problem: Problem) -> list[KernelConfig]:
         """Kernels to measure on a problem, in the order in which they are tried."""
@@ -227,16 +231,20 @@ class Sweep:
     def _submitted(self, job: Job) -> Job:
         if job.task.failed or self._is_over(job.task):
             return job
-        arch = self.device.arch
         try:
             plan = self._operation(job.task).plan(job.task.problem, job.config, self.device)
-            for config in plan.kernels:
-                unit = self._engine.operations[config.operation].generate(config, arch)
-                job.builds.append(self._engine.pool.submit(unit, arch))
-                job.toolchain = self._engine.pool.toolchain(unit.language).identity()
+            for build, job.toolchain in self._builds(plan):
+                job.builds.append(build)
         except TilewrightError as error:
             job.error = error
         return job
+
+    def _builds(self, plan: ExecutionPlan) -> Iterator[tuple[Build, str]]:
+        """The builds of a plan's kernels, begun, and the identities of their compilers."""
+        arch, pool = self.device.arch, self._engine.pool
+        for config in plan.kernels:
+            unit = self._engine.operations[config.operation].generate(config, arch)
+            yield pool.submit(unit, arch), pool.toolchain(unit.language).identity()
 
     def _operation(self, task: Task) -> Operation[Any, Any]:
         return self._engine.operations[task.problem.operation]
@@ -257,7 +265,7 @@ class Sweep:
             return self._result(job, "skipped", task.failed)
         if self._is_over(task):
             seconds = self.options.budget if self._is_spent() else self.options.seconds
-            return self._result(job, "skipped", f"its {seconds:g} s were over")
+            return self._result(job, "skipped", f"its {seconds:g} {TIME_OVER}")
         if job.error is not None:
             return self._result(job, "refused", str(job.error))
         try:
@@ -309,7 +317,13 @@ class Sweep:
             "check": self.options.check,
         }
         try:
+            for item in task.prepared:
+                for build, _ in self._builds(item.plan):
+                    build.wait(Call())
             reply = self._worker.ask(request, PREPARE_S)
+        except TilewrightError as error:
+            task.failed = f"its operands cannot be made: {error.reason}"
+            return False
         except WorkerEndedError as error:
             task.failed = f"its operands cannot be made: {error.how}, {error.reason}"
             return False

@@ -97,6 +97,11 @@ class AttentionCase:
         self._check_direction(where)
         if self.window and not _WINDOW.fullmatch(self.window):
             raise wrong(where, "window", self.window, "window is no pair of numbers", "write it as 128,0 (-1: all)")
+        if self.window and self.mask not in ("", "no"):
+            left, right = self.window.split(",")
+            if int(right) > 0:
+                reason = f"the mask {self.mask} hides the keys behind a query, of which the window shows {right}"
+                raise wrong(where, "window", self.window, reason, f"write it as {left},0, or leave mask out")
         if self.direction == "bwd" and self.page:
             raise wrong(where, "page", self.page, "there are no gradients of pages", "leave page out, or use fwd")
         return self
@@ -162,6 +167,10 @@ class AttentionCase:
         parts += [f"{name} {getattr(self, name)}" for name in ("scale", "softcap", "dropout") if getattr(self, name)]
         parts += [self.bias if self.bias == "alibi" else "+bias"] if self.is_on("bias") else []
         parts += ["+sinks"] if self.is_on("sinks") else []
+        parts += [f"+{name}" for name in ("latent", "lse", "descale") if self.is_on(name)]
+        parts += [f"scores {self.scores}"] if self.is_on("scores") else []
+        parts += [f"sink {self.sink_size}"] if self.sink_size else []
+        parts += [f"{self.splits} splits"] if self.splits else []
         parts += [f"rope {self.rope}"] if self.is_on("rope") else []
         return " ".join([*parts, *([self.layout] if self.layout != "bhsd" else [])])
 
@@ -186,7 +195,7 @@ class AttentionCase:
         right = 0 if self.mask not in ("", "no") else right
         first = np.clip(rows - left, 0, self.seq_k) if left >= 0 else np.zeros_like(rows)
         last = np.clip(rows + right + 1, 0, self.seq_k) if right >= 0 else np.full_like(rows, self.seq_k)
-        seen: Array = np.maximum(last - first, 0)
+        seen: Array = np.maximum(last - first, 0) + np.minimum(np.minimum(first, last), self.sink_size)
         return seen
 
     @property

@@ -65,6 +65,8 @@ class AttentionCommand(ProblemCommand):
             "--shapes decode --dtype bf16 --page 0,64 --record",
             "--shapes performance --direction bwd --dtype bf16 --device cuda:0 --record",
             "--shapes 1x16x2048x128c,4x32/8x1/4096x128 --configs all --seconds 60",
+            "--shapes 2x8x512x64 --varlen no,yes --dropout 0.1 --bias alibi",
+            "--shapes 8x8/8x1/4096x128 --direction append --page 0,64 --rope half",
         ),
     }
     problem = (
@@ -97,7 +99,7 @@ class AttentionCommand(ProblemCommand):
         flag("latent", "Values are the first elements of keys (--hdim-v of them).", "--latent"),
         flag("sinks", "A learned logit for each head takes its part of every row.", "--sinks"),
         option("sink_size", 0, "First keys that a window leaves in sight.", least=0),
-        option("dropout", "", "Probability with which weights are dropped.", metavar="NUMBER", swept=False),
+        option("dropout", "", "Probability with which weights are dropped.", metavar="NUMBER"),
         option("splits", 0, "Parts that the keys are cut into; 0: the planner decides.", "--splits", least=0),
         flag("lse", "Logarithms of the rows' sums as another result.", "--lse"),
         option(
@@ -117,15 +119,15 @@ class AttentionCommand(ProblemCommand):
             "Rotate what is appended: interleaved or half.",
             words=("interleaved", "half"),
             strict=True,
-            swept=False,
         ),
     )
     columns = (
-        option("direction", "fwd", "Directions of rows that name none, comma-separated: fwd, bwd."),
+        option("direction", "fwd", "Directions of rows that name none, comma-separated: fwd, bwd, append."),
         option("dtype", "", "Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
         option("mask", "no", "Masks of rows that name none, comma-separated: no, top_left, bottom_right."),
         option("layout", "bhsd", "Layouts of rows that name none, comma-separated: bhsd, bshd."),
         option("page", "0", "Tokens of a page of rows that name none, comma-separated; 0: no pages."),
+        option("varlen", "no", "Whether rows that do not tell are of sequences end to end, comma-separated: no, yes."),
     )
     replaced: Mapping[str, str] = {"batch": "batch"}
     replaced_help = "Sequences of every problem; 0: as its row says."

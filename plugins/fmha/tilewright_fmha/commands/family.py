@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,19 @@ import numpy.typing as npt
 
 from tilewright_fmha.commands.cases import DIRECTIONS, AttentionCase
 from tilewright_fmha.commands.torch_peer import peer_call
-from tilewright_kit.commands.cases import Part, Projection, read_case, wrong
+from tilewright_fmha.references.backward import reference_backward
+from tilewright_fmha.references.forward import reference_attention
+from tilewright_fmha.references.sample_inputs import PARSERS, structure
+from tilewright_kit.commands.cases import Part, Projection, read_case
+from tilewright_kit.contract.problem import Role
 
 __all__ = ["ATTENTION", "AttentionFamily"]
 
 Array = npt.NDArray[Any]
 
 _WRITTEN = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?x(\d+)(?:/(\d+))?(c|b)?")
+_BY_HEAD = ("o", "lse", "scores", "dq", "dk", "dv")
+"""Outputs of which a head of an item is a part; others are sums over items."""
 
 NAMED: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "tiny": (
@@ -62,34 +68,22 @@ class AttentionFamily:
     def from_record(
         self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None
     ) -> AttentionCase:
-        case = read_case(AttentionCase, record, where, defaults, self.required).checked(where)
-        if case.is_varlen:
-            fix = "use items of one size; run attention does the others"
-            raise wrong(where, "varlen", case.varlen, "sweeps do not know sequences end to end", fix)
-        if case.direction == "append":
-            fix = "use fwd or bwd; run attention --append does it"
-            raise wrong(where, "direction", case.direction, "sweeps do not append", fix)
-        if case.dropout:
-            fix = "leave dropout out; run attention does it"
-            raise wrong(where, "dropout", case.dropout, "sweeps do not drop weights", fix)
-        return case
+        return read_case(AttentionCase, record, where, defaults, self.required).checked(where)
 
     def settle(self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
-        """Pages lie in any order. What gradients are made from belongs to no forward pass: they are a function of
-        ``o`` and ``lse`` as of the others, and weights add up to about one if rows of scores are normal.
+        """Sequences are as long as there is room, and pages lie in any order. What gradients are made from belongs to
+        no forward pass: they are a function of ``o`` and ``lse`` as of the others, and weights add up to about one if
+        rows of scores are normal.
         """
-        if case.page:
-            table = inputs["block_table"]
-            table[...] = rng.permutation(table.size).reshape(table.shape)
-            inputs["seqlens_k"][...] = case.seq_k
-        if "alibi_slopes" in inputs:
-            inputs["alibi_slopes"][...] = 2.0 ** -rng.uniform(1, 6, case.heads)
-        for name in ("q_descale", "k_descale", "v_descale"):
-            if name in inputs:
-                inputs[name][...] = rng.uniform(0.5, 1.5)
+        request = case.request()
+        for name, content in structure(PARSERS[case.operation](request), request, rng, full=True).items():
+            inputs[name][...] = content
+        if "seqlens_k" in inputs:  # the last page may have more room
+            inputs["seqlens_k"][...] = case.seq_k - (case.queries if case.direction == "append" else 0)
         if case.direction == "bwd":
             seen = case.seen_by_row()
-            inputs["lse"][...] = np.where(seen > 0, np.log(np.maximum(seen, 1)) + 0.5, -np.inf)
+            lse = np.where(seen > 0, np.log(np.maximum(seen, 1)) + 0.5, -np.inf)
+            inputs["lse"][...] = np.tile(lse, case.batch) if case.is_varlen else lse
 
     def parts(
         self, case: AttentionCase, inputs: Mapping[str, Array], rng: np.random.Generator, budget: int
@@ -98,10 +92,21 @@ class AttentionFamily:
         these.
         """
         del budget  # a head is the least that can be asked for
-        item, heads = int(rng.integers(case.batch)), sorted({0, case.kv_heads - 1})
-        if case.direction == "bwd":
-            return [part for head in heads for part in _gradients(case, inputs, item, head)]
-        return [_part(case, inputs, item, head) for head in heads]
+        item, group = int(rng.integers(case.batch)), case.heads // case.kv_heads
+        request = case.request()
+        problem = PARSERS[case.operation](request)
+        backward = case.direction == "bwd"
+        reference = reference_backward if backward else reference_attention
+        found = []
+        for head in sorted({0, case.kv_heads - 1}):
+            first = head * group
+            own = range(first, first + (group if backward else 1))
+            right = cache(partial(reference, problem, inputs, [(item, one) for one in own]))
+            outputs = [output.name for output in problem.operands if output.role is Role.OUTPUT]
+            for name in filter(_BY_HEAD.__contains__, outputs):
+                heads = slice(head, head + 1) if name in ("dk", "dv") else slice(own.start, own.stop)
+                found.append(Part(_rows_of(case, name, item, heads), request, inputs, name, right))
+        return found
 
     def projection(
         self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator, reference: Callable[..., Array]
@@ -112,45 +117,13 @@ class AttentionFamily:
         return peer_call(torch, case, operands)
 
 
-def _part(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int) -> Part:
-    """One query head of one key head: a problem of its own."""
-    own = head * (case.heads // case.kv_heads)
-    smaller = dataclasses.replace(case, batch=1, heads=1, heads_k=1, lse="", layout="bhsd")
-    picked = {"q": inputs["q"][item : item + 1, own : own + 1]}
-    if case.page:
-        pages = inputs["block_table"][item]
-        picked |= {name: inputs[name][pages][:, :, head : head + 1] for name in "kv" if name in inputs}
-        picked["block_table"] = np.arange(len(pages), dtype=np.int32)[None]
-        picked["seqlens_k"] = inputs["seqlens_k"][item : item + 1]
-    else:
-        picked |= {name: inputs[name][item : item + 1, head : head + 1] for name in "kv" if name in inputs}
-    picked |= _shared(inputs, slice(own, own + 1))
-    return Part(lambda out: out[item : item + 1, own : own + 1], smaller.request(), picked, "o")
-
-
-def _gradients(case: AttentionCase, inputs: Mapping[str, Array], item: int, head: int) -> list[Part]:
-    """One key head with all its query heads."""
-    group = case.heads // case.kv_heads
-    smaller = dataclasses.replace(case, batch=1, heads=group, heads_k=1, layout="bhsd")
-    request = smaller.request()
-    mine = (slice(item, item + 1), slice(head * group, (head + 1) * group))
-    keys = (slice(item, item + 1), slice(head, head + 1))
-    picked = _shared(inputs, mine[1])
-    picked |= {
-        name: inputs[name][keys if name in ("k", "v") else mine] for name in request.inputs if name not in picked
-    }
-    places = {"dq": mine, "dk": keys, "dv": keys}
-    return [
-        Part(lambda out, place=place: out[place], request, picked, name)  # type: ignore[misc]
-        for name, place in places.items()
-    ]
-
-
-def _shared(inputs: Mapping[str, Array], heads: slice) -> dict[str, Array]:
-    """Operands of the scores for some heads of queries: the same for every item."""
-    found = {name: inputs[name][heads] for name in ("alibi_slopes", "sinks") if name in inputs}
-    whole = ("bias", "q_descale", "k_descale", "v_descale")
-    return found | {name: inputs[name] for name in whole if name in inputs}
+def _rows_of(case: AttentionCase, name: str, item: int, heads: slice) -> Callable[[Array], Array]:
+    """The rows of one item and some heads of an output, whose sequences are all as long as there is room."""
+    if not case.is_varlen:
+        return lambda out: out[item, heads]
+    count = case.seq_k if name in ("dk", "dv") else case.queries
+    rows = slice(item * count, (item + 1) * count)
+    return lambda out: out[heads, rows] if name in ("lse", "scores") else out[rows, heads]
 
 
 ATTENTION = AttentionFamily()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,12 @@ __all__ = ["reference_backward"]
 Array = npt.NDArray[Any]
 
 
-def reference_backward(problem: FmhaProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The gradients by name, unrounded float64. Rows that no sequence covers are left zero."""
+def reference_backward(
+    problem: FmhaProblem, inputs: Mapping[str, Array], only: Collection[tuple[int, int]] = ()
+) -> dict[str, Array]:
+    """The gradients by name, unrounded float64. Rows that no sequence covers are left zero, and so are, if some items
+    and heads of queries are named, those of others.
+    """
     out = {item.name: np.zeros(item.desc.shape) for item in problem.operands if item.role is Role.OUTPUT}
     if "randval" in out:
         out["randval"] = out["randval"].astype(np.int64)
@@ -28,7 +32,8 @@ def reference_backward(problem: FmhaProblem, inputs: Mapping[str, Array]) -> dic
     for b in range(problem.batch):
         item = item_of(problem, inputs, b)
         for h in range(problem.heads_q):
-            _one(problem, inputs, item, h, out, random)
+            if not only or (b, h) in only:
+                _one(problem, inputs, item, h, out, random)
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,12 @@ def _slope(inputs: Mapping[str, Array], item: Item, h: int) -> float:
     return float(slopes[item.b, h] if slopes.ndim == 2 else slopes[h])
 
 
-def reference_attention(problem: FmhaProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs by name, unrounded float64. What no sequence covers is left zero (``lse``: -inf)."""
+def reference_attention(
+    problem: FmhaProblem, inputs: Mapping[str, Array], only: Collection[tuple[int, int]] = ()
+) -> dict[str, Array]:
+    """The outputs by name, unrounded float64. What no sequence covers is left zero (``lse``: -inf), and so is, if some
+    items and heads of queries are named, what belongs to others.
+    """
     out = {item.name: np.zeros(item.desc.shape) for item in problem.operands if item.role.value == "output"}
     if "randval" in out:
         out["randval"] = out["randval"].astype(np.int64)
@@ -114,7 +118,8 @@ def reference_attention(problem: FmhaProblem, inputs: Mapping[str, Array]) -> di
         if item.skipped:
             continue
         for h in range(problem.heads_q):
-            _one(problem, inputs, item, h, out, (seed, offset))
+            if not only or (b, h) in only:
+                _one(problem, inputs, item, h, out, (seed, offset))
     return out
 
 

@@ -15,7 +15,7 @@ from tilewright_fmha.references.forward import reference_attention
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, KV_APPEND, KvLookup
 from tilewright_kit.contract.problem import OperationRequest
 
-__all__ = ["PARSERS", "sample_inputs"]
+__all__ = ["PARSERS", "sample_inputs", "structure"]
 
 Array = npt.NDArray[Any]
 PARSERS = {ATTENTION: parse_attention, ATTENTION_BACKWARD: parse_backward, KV_APPEND: parse_append}
@@ -25,13 +25,23 @@ _TENSORS = ("q", "k", "v", "do", "bias", "sinks")
 def sample_inputs(request: OperationRequest, rng: np.random.Generator) -> dict[str, Array]:
     """Every input whose content is not free, and of gradients all that forward had: ``o`` and ``lse`` belong to it."""
     problem = PARSERS[request.operation](request)
+    found = structure(problem, request, rng)
+    if problem.operation == ATTENTION_BACKWARD:
+        _forward(request, problem, found, rng)
+    return found
+
+
+def structure(
+    problem: FmhaProblem, request: OperationRequest, rng: np.random.Generator, *, full: bool = False
+) -> dict[str, Array]:
+    """Lengths, pages, slopes, factors and angles. With ``full`` every sequence is as long as there is room."""
     found: dict[str, Array] = {}
     names = {operand.name for operand in problem.operands}
     if problem.varlen:
-        found["cu_seqlens_q"] = _starts(rng, problem.batch, problem.total_q, problem.new_rows or problem.seq_q)
+        found["cu_seqlens_q"] = _starts(rng, problem.batch, problem.total_q, problem.new_rows or problem.seq_q, full)
         if "cu_seqlens_k" in names:
-            found["cu_seqlens_k"] = _starts(rng, problem.batch, problem.total_k, problem.seq_k)
-    _lengths(problem, names, found, rng)
+            found["cu_seqlens_k"] = _starts(rng, problem.batch, problem.total_k, problem.seq_k, full)
+    _lengths(problem, names, found, rng, full)
     if problem.paging is not None:
         _pages(problem, found, rng)
     if "cache_index" in names:
@@ -49,25 +59,27 @@ def sample_inputs(request: OperationRequest, rng: np.random.Generator) -> dict[s
         angles = np.arange(desc.shape[0])[:, None] * 100.0 ** (-np.arange(desc.shape[1]) / desc.shape[1])
         found["rotary_cos"] = np.cos(angles).astype(np.float32).astype(desc.dtype.numpy)
         found["rotary_sin"] = np.sin(angles).astype(np.float32).astype(desc.dtype.numpy)
-    if problem.operation == ATTENTION_BACKWARD:
-        _forward(request, problem, found, rng)
     return found
 
 
-def _starts(rng: np.random.Generator, count: int, total: int, most: int) -> Array:
-    """Starts of ``count`` sequences of at most ``most`` rows: the first full, the second empty, the last the rest."""
+def _starts(rng: np.random.Generator, count: int, total: int, most: int, full: bool) -> Array:
+    """Starts of ``count`` sequences of at most ``most`` rows: the first full, the second empty, the last the rest; or
+    all of them ``full``.
+    """
     lengths = np.zeros(count, np.int64)
     left = total
     for index in range(count):
-        if index == 1 and count > 2:
+        if index == 1 and count > 2 and not full:
             continue
-        full = index in (0, count - 1)
-        lengths[index] = min(left, most if full else int(rng.integers(1, most + 1)))
+        whole = full or index in (0, count - 1)
+        lengths[index] = min(left, most if whole else int(rng.integers(1, most + 1)))
         left -= int(lengths[index])
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def _lengths(problem: FmhaProblem, names: set[str], found: dict[str, Array], rng: np.random.Generator) -> None:
+def _lengths(
+    problem: FmhaProblem, names: set[str], found: dict[str, Array], rng: np.random.Generator, full: bool
+) -> None:
     for name in ("seqlens_q", "seqlens_k"):
         if name not in names:
             continue
@@ -81,7 +93,9 @@ def _lengths(problem: FmhaProblem, names: set[str], found: dict[str, Array], rng
             room = np.minimum(room, entries * problem.paging.page_size)
         if problem.operation == KV_APPEND:
             room = room - problem.new_rows
-        lengths = np.array([rng.integers(0, most + 1) if most > 0 else 0 for most in room], np.int32)
+        lengths = np.maximum(room, 0).astype(np.int32)
+        if not full:
+            lengths = np.array([rng.integers(0, most + 1) for most in lengths], np.int32)
         if lengths.size:
             lengths[0] = max(int(room[0]), 0)
         found[name] = lengths

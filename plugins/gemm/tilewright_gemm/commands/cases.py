@@ -86,6 +86,8 @@ class GemmCase:
     """Blocks of A and B that have a scale each: ``1x128_128x128``, ``1x128_1x128`` or ``1x32_1x32``."""
     int4: str = ""
     """B is 4-bit weights in groups of 128, with scales of this type: ``fp16``; ``fp16z`` with zero points."""
+    packed: str = ""
+    """``yes``: B is packed once, before the product."""
 
     def checked(self, where: str) -> GemmCase:
         check_positive(self, where, ("m", "n", "k"))
@@ -102,7 +104,10 @@ class GemmCase:
             self._check_blocks(where)
         if self.int4:
             self._check_int4(where)
-        check_words(self, where, {"fast_accumulation": (*YES, *NO)})
+        check_words(self, where, dict.fromkeys(("fast_accumulation", "packed"), (*YES, *NO)))
+        if self.is_packed and (self.groups or self.batch or self.int4 or self.scale_block):
+            reason, fix = "only the B of a plain product is packed", "leave batch, groups, int4 and scale_block out"
+            raise wrong(where, "packed", self.packed, reason, fix)
         check_steps(self, where)
         if self.groups and not _GROUPS.fullmatch(self.groups):
             fix = "write the rows of each product as 128+64+0"
@@ -155,6 +160,7 @@ class GemmCase:
         parts += [f"slope {self.slope}"] if self.slope else []
         parts += [f"clamp {self.clamp}"] if self.clamp else []
         parts += ["fast"] if self.fast else []
+        parts += ["packed"] if self.is_packed else []
         return " ".join(parts)
 
     @property
@@ -180,6 +186,10 @@ class GemmCase:
     def fast(self) -> bool:
         """True if sums of 8-bit floats may have fewer bits."""
         return self.fast_accumulation.lower() in YES
+
+    @property
+    def is_packed(self) -> bool:
+        return self.packed.lower() in YES
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

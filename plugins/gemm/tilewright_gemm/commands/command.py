@@ -95,7 +95,7 @@ class GemmCommand(ProblemCommand):
         SLOPE,
         SPLIT_K,
         flag("fast_accumulation", "Sums of 8-bit floats may have fewer bits.", "--fast-accumulation"),
-        flag("packed", "Pack B first, once, and use it packed.", "--packed", swept=False),
+        flag("packed", "Pack B first, once, and use it packed.", "--packed"),
     )
     columns = (
         option("dtype", "", "Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
@@ -114,18 +114,19 @@ class GemmCommand(ProblemCommand):
 
     def case(self, given: Mapping[str, Any]) -> GemmCase:
         from tilewright_gemm.commands.cases import GemmCase
-        from tilewright_kit.commands.cases import wrong
 
-        fields = {name: value for name, value in given.items() if name != "packed"}
-        fields |= {name: "yes" if fields[name] else "" for name in ("bias", "fast_accumulation") if name in fields}
-        case = GemmCase(**fields).checked("the command line")
-        if given.get("packed") and (case.groups or case.batch):
-            reason, fix = "only the B of a plain product is packed here", "leave batch and groups out"
-            raise wrong("the command line", "packed", "packed", reason, fix)
-        return case
+        flags = ("bias", "fast_accumulation", "packed")
+        fields = dict(given) | {name: "yes" if given[name] else "" for name in flags if name in given}
+        return GemmCase(**fields).checked("the command line")
 
-    def prepared(self, given: Mapping[str, Any]) -> Mapping[str, Preparation]:
-        return {"b": Preparation("gemm_pack_b", "b")} if given.get("packed") else {}
+    def prepared(self, case: GemmCase) -> Mapping[str, Preparation]:
+        if not case.is_packed:
+            return {}
+        from tilewright_kit.commands.cases import DTYPES
+
+        first, second = DTYPES[case.dtype]
+        attributes = {"m": case.m} | ({"dtype_a": first} if first != second else {})
+        return {"b": Preparation("gemm_pack_b", "b", attributes)}
 
     def describe(self, case: GemmCase) -> Mapping[str, Any]:
         return {
@@ -146,10 +147,9 @@ class GemmCommand(ProblemCommand):
             for dtype in _DTYPES
             for layout in _LAYOUTS
         ]
-        packed = {"b": Preparation("gemm_pack_b", "b")}
         for layer, k, n, activation in _LAYERS:
-            case = GemmCase(128, n, k, layout="rrr", bias="yes", activation=activation)
-            rows.append(Example(f"MiniLM {layer}", case, packed))
+            case = GemmCase(128, n, k, layout="rrr", bias="yes", activation=activation, packed="yes")
+            rows.append(Example(f"MiniLM {layer}", case))
         return rows
 
     def numpy_call(self, case: GemmCase, inputs: Mapping[str, Any]) -> Callable[[], object]:

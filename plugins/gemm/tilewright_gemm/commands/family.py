@@ -96,12 +96,19 @@ class GemmFamily:
         return Projection(lambda out: out, signs, sums, "C x is not A (B x)")
 
     def peer_call(self, torch: Any, case: GemmCase, operands: Mapping[str, Any]) -> Callable[[], object]:
-        """The product with its bias; other epilogues are left out, which favours the peer.
+        """The product with its bias, one after the other of a group; other epilogues are left out, which favours the
+        peer.
 
-        Raises ``NotImplementedError`` for grouped products and 4-bit weights.
+        Raises ``NotImplementedError`` for 4-bit weights.
         """
         if case.groups:
-            raise NotImplementedError("PyTorch has no grouped product of these operands")
+            products = [
+                (replace(case, m=rows, groups=""), _of_product(operands, place))
+                for place, rows in enumerate(case.rows)
+                if rows
+            ]
+            calls = [self.peer_call(torch, one, mine) for one, mine in products]
+            return lambda: [call() for call in calls]
         if case.int4:
             raise NotImplementedError("PyTorch has no product of weights in this format")
         a, b, bias = operands["a"], operands["b"], operands.get("bias")
@@ -148,17 +155,23 @@ def _part(case: GemmCase, inputs: Mapping[str, Array], lead: int | None, rows: A
     return Part(lambda out: (out if lead is None else out[lead])[rows][:, columns], case.request(), picked)
 
 
+def _of_product(operands: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """The operands of one product of a group, by their own names."""
+    found = {}
+    for name, operand in operands.items():
+        base, _, rest = name.partition(f"[{place}]")
+        if name != base:
+            found[base + rest] = operand
+    return found
+
+
 def _of_group(case: GemmCase, inputs: Mapping[str, Array], rng: np.random.Generator) -> list[Part]:
     """Parts of the first and of the last product that have rows."""
     full = [place for place, rows in enumerate(case.rows) if rows]
     found = []
     for place in sorted({full[0], full[-1]}) if full else ():
         one = replace(case, m=case.rows[place], groups="")
-        mine = {}
-        for name, array in inputs.items():
-            base, _, rest = name.partition(f"[{place}]")
-            if name != base:
-                mine[base + rest] = array
+        mine = _of_product(inputs, place)
         rows, columns = _some(one.m, rng), _some(one.n, rng)
         for smaller, some in (
             (replace(one, m=len(rows)), (rows, _ALL)),

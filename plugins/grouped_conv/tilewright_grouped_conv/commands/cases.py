@@ -27,12 +27,14 @@ from tilewright_kit.commands.cases import (
 from tilewright_kit.contract.problem import Attribute, OperationRequest
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["DIRECTIONS", "LAYOUTS", "ConvCase"]
+__all__ = ["DIRECTIONS", "LAYOUTS", "TRANSPOSED", "ConvCase"]
 
 Array = npt.NDArray[Any]
 
 DIRECTIONS = {"fwd": "conv", "bwd_data": "conv_backward_data", "bwd_weight": "conv_backward_weight"}
 """Names in shape files, and the operations that they mean."""
+TRANSPOSED = "transposed"
+"""A direction of rows that are read: their C and sizes are those of the input."""
 LAYOUTS = ("channels_last", "channels_first")
 _TRIPLE = re.compile(r"\d+(x\d+){0,2}")
 _PADDING = re.compile(r"\d+(x\d+){0,2}(-\d+(x\d+){0,2})?")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND", "LAYERS"]
 
 _DIRECTIONS = ("fwd", "bwd_data", "bwd_weight")
+_SWEPT_DIRECTIONS = ", ".join((*_DIRECTIONS, "transposed"))
 _RULE_SET_FLAGS = ("--rule-set", "-r")
 _RULE_SETS = ("default", "full", "full-tests", "profiler", "tests", "tiny")
 
@@ -75,6 +76,7 @@ class ConvCommand(ProblemCommand):
             "--shapes performance --direction fwd,bwd_data --dtype fp16 --device cuda:0 --record",
             "--shapes 32x64x64x56x56:3s1p1,32x96x96x56x56:3p1g96 --configs all --seconds 60",
             "--shapes layers.csv -o layers.parquet",
+            "--shapes 1x64x32x28x28:4s2p1 --direction transposed --bias",
         ),
     }
     problem = (
@@ -107,11 +109,15 @@ class ConvCommand(ProblemCommand):
             "transposed",
             "A transposed convolution: C in, K out, the sizes those of its input.",
             "--transposed",
-            swept=False,
+            swept=False,  # a direction there
         ),
     )
     columns = (
-        option("direction", "fwd", "Directions of rows that name none, comma-separated: fwd, bwd_data, bwd_weight."),
+        option(
+            "direction",
+            "fwd",
+            "Directions of rows that name none, comma-separated: fwd, bwd_data, bwd_weight, transposed.",
+        ),
         option("dtype", "", "Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),
         option(
             "layout",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_grouped_conv.commands.cases import DIRECTIONS, ConvCase
+from tilewright_grouped_conv.commands.cases import DIRECTIONS, TRANSPOSED, ConvCase
 from tilewright_grouped_conv.commands.checks import parts_of, projection_of
 from tilewright_grouped_conv.commands.layers import NAMED
 from tilewright_grouped_conv.commands.torch_peer import peer_call
@@ -42,7 +43,11 @@ class ConvFamily:
         return {"n": n, "c": c, "k": k, "size": size, "filter": taps} | found
 
     def from_record(self, record: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None) -> ConvCase:
-        return read_case(ConvCase, record, where, defaults, self.required).checked(where)
+        """Rows of the direction ``transposed`` are the gradient that a transposed convolution is."""
+        case = read_case(ConvCase, record, where, defaults, self.required)
+        if case.direction != TRANSPOSED:
+            return case.checked(where)
+        return replace(case, direction="fwd").written(where).transposed(where).checked(where)
 
     def settle(self, case: Any, inputs: Mapping[str, Array], rng: np.random.Generator) -> None:
         """All inputs are free."""

@@ -95,9 +95,12 @@ class Part:
     take: Callable[[Array], Array]
     """That part of the whole output."""
     request: OperationRequest
+    """The smaller problem; with ``right`` the whole one."""
     inputs: Mapping[str, Array]
     output: str = ""
     """The output in question, where there are several."""
+    right: Callable[[], Mapping[str, Array]] | None = None
+    """Whole outputs by name that are right where ``take`` looks, for parts that are no problem of the same kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tilewright_kit.commands.cases import Case, CaseFamily
+    from tilewright_kit.contract.problem import Attribute
 
     Array = npt.NDArray[Any]
 
@@ -33,6 +34,7 @@ class Preparation:
     operation: str
     operand: str
     """Its input."""
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,7 @@ class Example:
 
     title: str
     case: Case
-    prepared: Mapping[str, Preparation] = field(default_factory=dict)
-    """By operand. A device that does not prepare it gets the operand as it is."""
+    """A device that does not prepare an operand of it (``ProblemCommand.prepared``) gets the operand as it is."""
 
 
 class ProblemCommand(ABC):
@@ -86,8 +87,8 @@ class ProblemCommand(ABC):
     def describe(self, case: Any) -> Mapping[str, Any]:
         """The problem for programs, under stable names."""
 
-    def prepared(self, given: Mapping[str, Any]) -> Mapping[str, Preparation]:  # noqa: ARG002
-        """Operands that these values want prepared before they are used, by name; none by default."""
+    def prepared(self, case: Any) -> Mapping[str, Preparation]:  # noqa: ARG002
+        """Operands of a case that are prepared before they are used, by name; none by default."""
         return {}
 
     def screen(self, case: Any) -> None:  # noqa: B027 (most have nothing to add)

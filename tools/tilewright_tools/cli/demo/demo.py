@@ -122,7 +122,7 @@ def _row(client: tilewright.Client, command: ProblemCommand, item: Example, devi
 
     loaded = load(command, item.case)
     inputs = operands(client, loaded)
-    given = prepared(client, item.prepared, inputs, device, required=False)
+    given = prepared(client, loaded, inputs, device, required=False)
     operation, attributes = loaded.operation.name, loaded.request.attributes
     outputs = client.run(operation, given, attributes=attributes, device=device)
     report = client.report

@@ -90,7 +90,7 @@ def _examples() -> Iterator[tuple[ProblemCommand, Example]]:
 
     for command in installed_commands().values():
         for item in command.demonstrated(_SIZE):
-            if not item.prepared:
+            if not command.prepared(item.case):
                 yield command, item
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
+from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.console.options import AsJson, Device, FullNames, Target, command_of, parameters_of, taken
 from tilewright_tools.cli.console.output import print_explanation, print_json, working
 from tilewright_tools.cli.problems.parameters import check_words, signature_of
@@ -41,7 +41,7 @@ def explain_command(command: ProblemCommand) -> Callable[..., None]:
 
         check_words(declared, given)
         problem = taken(given, own)
-        _explain(load(command, case_of(command, problem)), command.prepared(problem), **taken(given, shared))
+        _explain(load(command, case_of(command, problem)), **taken(given, shared))
 
     text = (
         f"Say which kernel {command.noun} would run, what was predicted of the others, and why the rest was rejected."
@@ -51,7 +51,6 @@ def explain_command(command: ProblemCommand) -> Callable[..., None]:
 
 def _explain(
     loaded: Loaded,
-    preparations: Mapping[str, Preparation],
     strategy: str,
     kernel: str,
     config: str,
@@ -68,7 +67,7 @@ def _explain(
     with connected(target) as client, working("asking every kernel"):
         found = client.explain(
             loaded.operation.name,
-            prepared(client, preparations, specs(loaded.request), device or None),
+            prepared(client, loaded, specs(loaded.request), device or None),
             attributes=loaded.request.attributes,
             strategy=strategy or None,
             kernel=kernel or None,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import tilewright
     from tilewright_kit.commands.cases import Case
-    from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
+    from tilewright_kit.commands.problem_command import ProblemCommand
     from tilewright_kit.contract.operation import Operation
     from tilewright_kit.contract.problem import OperationRequest
 
@@ -136,7 +136,7 @@ def operands(client: tilewright.Client, loaded: Loaded, seed: int = 0) -> dict[s
 
 def prepared(
     client: tilewright.Client,
-    preparations: Mapping[str, Preparation],
+    loaded: Loaded,
     inputs: Mapping[str, Any],
     device: str | None,
     *,
@@ -152,12 +152,13 @@ def prepared(
     from tilewright import Spec, UnsupportedError
 
     given: dict[str, Any] = dict(inputs)
-    for name, step in preparations.items():
+    for name, step in loaded.command.prepared(loaded.case).items():
         operand = inputs[name]
         if isinstance(operand, Spec):  # only its form matters
             operand = np.zeros(operand.shape, operand.dtype)
         try:
-            (given[name],) = client.run(step.operation, {step.operand: operand}, device=device).values()
+            packed = client.run(step.operation, {step.operand: operand}, attributes=step.attributes, device=device)
+            (given[name],) = packed.values()
         except UnsupportedError:
             if required:
                 raise

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewright_kit.commands.problem_command import Preparation, ProblemCommand
+from tilewright_kit.commands.problem_command import ProblemCommand
 from tilewright_tools.cli.console.exits import Exit, exit_for
 from tilewright_tools.cli.console.options import AsJson, Device, Target, command_of, parameters_of, taken
 from tilewright_tools.cli.console.output import kernel_text, note, print_error, print_json, table, working
@@ -61,7 +61,7 @@ def run_command(command: ProblemCommand) -> Callable[..., None]:
         check_words(declared, given)
         problem = taken(given, own)
         loaded = load(command, case_of(command, problem))
-        _run(loaded, command.prepared(problem), **taken(given, shared))
+        _run(loaded, **taken(given, shared))
 
     return command_of(
         run, command.name, f"Run {command.noun} on random data: timed, and checked if asked.", own, shared
@@ -70,7 +70,6 @@ def run_command(command: ProblemCommand) -> Callable[..., None]:
 
 def _run(
     loaded: Loaded,
-    preparations: Mapping[str, Preparation],
     kernel: str,
     config: str,
     strategy: str,
@@ -93,7 +92,7 @@ def _run(
     def recorded() -> dict[str, Any]:
         with connected(target) as client, working(f"running {loaded.case.label}"):
             inputs = operands(client, loaded, seed)
-            given = prepared(client, preparations, inputs, device or None)
+            given = prepared(client, loaded, inputs, device or None)
             record, outputs = _execute(client, loaded, given, chosen, repeat)
             if validate:
                 _note_check(record, check_outputs(loaded, inputs, outputs))

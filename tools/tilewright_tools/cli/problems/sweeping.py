@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -300,10 +301,24 @@ class _Run:
 
     @property
     def failed(self) -> bool:
+        """True if a kernel failed, or a problem could not be measured at all."""
         from tilewright_tools.tuning.results import FAILED
 
         last = {(item.case, item.kernel): item for item in self.results}
-        return any(item.status in FAILED for item in last.values())
+        return bool(self._skipped()[1]) or any(item.status in FAILED for item in last.values())
+
+    def _skipped(self) -> tuple[int, Mapping[str, int]]:
+        """How many kernels were skipped for want of time, and how many for each other reason."""
+        from tilewright_tools.tuning.results import TIME_OVER
+
+        last = {(item.case, item.kernel): item for item in self.results}
+        reasons = Counter(
+            (f"{item.case.label}: " if not item.reason.endswith(TIME_OVER) else "") + item.reason
+            for item in last.values()
+            if item.status == "skipped"
+        )
+        late = [reason for reason in reasons if reason.endswith(TIME_OVER)]
+        return sum(reasons.pop(reason) for reason in late), reasons
 
     def show(self, as_json: bool, full_names: bool) -> None:
         """The summary."""
@@ -329,9 +344,11 @@ class _Run:
             from tilewright_tools.tuning.oracle import score
 
             note(str(score(self.results) or "no problem was timed twice"))
-        skipped = sum(line.skipped for line in lines)
-        if skipped:
-            note(f"{skipped} kernels were skipped; allow more --seconds to have them measured")
+        late, others = self._skipped()
+        for reason, count in others.items():
+            note(f"{count} kernel{'s' * (count > 1)} skipped: {reason}")
+        if late:
+            note(f"{late} kernels were skipped; allow more --seconds to have them measured")
         if self.database is not None:
             note(f"recorded in {self.database.path}")
 

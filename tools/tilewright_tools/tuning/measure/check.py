@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_kit.commands.cases import DTYPES, Case, Part, Projection
+from tilewright_kit.commands.discovery import command_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest, Problem, Role
@@ -79,6 +80,9 @@ class Truth:
             family = family_of(self._problem.operation)
             right: dict[int, Mapping[str, Array]] = {}  # parts of several outputs may have the same inputs
             for part in family.parts(self._case, self._inputs, self._rng, PART):
+                if part.right is not None:
+                    self._parts.append((part, part.take(part.right()[self._name_of(part)])))
+                    continue
                 if id(part.inputs) not in right:
                     right[id(part.inputs)] = self._references(part.request, part.inputs)
                 self._parts.append((part, right[id(part.inputs)][self._name_of(part)]))
@@ -109,11 +113,18 @@ class Truth:
     ) -> Verdict:
         worst = 0.0
         for name, desc in self._outputs.items():
-            verdict = self._compare(outputs[name], whole[name], poisoned[name], desc.dtype, name)
+            have, want, before = (self._defined(name, array[name]) for array in (outputs, whole, poisoned))
+            verdict = self._compare(have, want, before, desc.dtype, name)
             if verdict.reason:
                 return verdict
             worst = max(worst, verdict.error)
         return Verdict(worst)
+
+    def _defined(self, name: str, output: Array) -> Array:
+        """The part of an output that the operation defines."""
+        if self._case is None:
+            return output
+        return command_of(self._problem.operation).compared(self._case, self._inputs, name, output)
 
     def _compare(self, have: Array, want: Array, poisoned: Array, dtype: DType, where: str) -> Verdict:
         k = self._case.depth if self._case is not None else 4096
@@ -129,7 +140,7 @@ class Truth:
         limit = bound(dtype, self._case.depth) + (self._case.roundings - 1) * unit_roundoff(dtype)
         if self._device.kind != "cpu" and DTYPES[self._case.dtype][0] in ("fp8", "bf8"):
             limit += EIGHT_BIT_GPU * math.sqrt(self._case.depth / 4096)
-        return limit
+        return max(limit, command_of(self._problem.operation).least_tolerance(self._case))
 
     # ---- large problems ----
 

@@ -26,7 +26,7 @@ PEERS = ("torch",)
 _GPUS = ("cuda", "hip")
 """Kinds of device that torch can be made for, by the names that ``torch.version`` has for them too."""
 _TYPES = {
-    "float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8",
+    "float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8", "int32": "int32",
     "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }  # fmt: skip
 
@@ -92,7 +92,7 @@ def _time(
 def _tensor(torch: Any, array: npt.NDArray[Any], place: str) -> Any:
     """In the same order of memory as ours: a column-major matrix, or a channels-last image, stays one."""
     order = sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis))
-    plain = np.ascontiguousarray(array.transpose(order))
+    plain = np.ascontiguousarray(array.transpose(order)).reshape([array.shape[axis] for axis in order])
     bits = {1: np.int8, 2: np.int16, 4: np.int32}[array.itemsize]
     tensor = torch.from_numpy(plain.view(bits)).to(place).view(getattr(torch, _TYPES[array.dtype.name]))
     return tensor.permute([order.index(axis) for axis in range(array.ndim)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.arguments import ARGS, COUNTERS, WORKSPACE, PackedArgs, pack
 from tilewright_kit.contract.device import Buffer, Device, Module
 from tilewright_kit.contract.plan import ExecutionPlan
-from tilewright_kit.contract.problem import Problem, Role
+from tilewright_kit.contract.problem import Operand, Problem, Role
 from tilewright_kit.numerics.compare import poison
 from tilewright_kit.numerics.contents import contents, view
 from tilewright_kit.types.errors import BuildFailedError
@@ -25,6 +26,7 @@ from tilewright_server.engine.engine import Engine
 from tilewright_tools.tuning.measure.check import Truth, Verdict
 from tilewright_tools.tuning.measure.timing import Timing, TimingOptions, measure
 from tilewright_tools.tuning.problems.families import family_of
+from tilewright_tools.tuning.problems.prepared import PreparedOperand
 
 __all__ = ["Stand"]
 
@@ -89,18 +91,19 @@ class Stand:
         *,
         seed: int,
         check: bool = True,
+        prepared: Sequence[PreparedOperand] = (),
     ) -> None:
-        """Raises ``ResourceExhaustedError`` if the device has no room for the operands."""
+        """Raises ``ResourceExhaustedError`` if the device has no room for the operands, ``BuildFailedError`` if a
+        kernel that prepares one is not in the cache.
+        """
         self._engine, self._device, self._problem = engine, device, problem
         self._options = options
         self._operation = engine.operations[problem.operation]
         rng = np.random.default_rng(seed)
-        self._memory = {
-            item.name: contents(item.desc, options.init, rng) for item in problem.operands if item.role is Role.INPUT
-        }
-        self.inputs = {
-            item.name: view(self._memory[item.name], item.desc) for item in problem.operands if item.role is Role.INPUT
-        }
+        descs = {item.name: item.desc for item in problem.operands if item.role is Role.INPUT}
+        descs |= {item.name: _source(item).desc for item in prepared}
+        self._memory = {name: contents(desc, options.init, rng) for name, desc in descs.items()}
+        self.inputs = {name: view(self._memory[name], desc) for name, desc in descs.items()}
         if case is not None:
             family_of(problem.operation).settle(case, self.inputs, rng)
         self.truth = Truth(self._operation, problem, case, self.inputs, device.info, rng)
@@ -115,6 +118,7 @@ class Stand:
         self._workspace: Buffer | None = None
         self._junk = b""
         try:
+            self._memory |= {item.name: self._made(item) for item in prepared}
             self._addresses = [self._allocate() for _ in range(self.copies)]
             if check:
                 self.truth.prepare()
@@ -131,6 +135,29 @@ class Stand:
         elif wanted == 0:
             wanted = 1 if info.kind == "cpu" else min(MOST_COPIES, 1 + -(-2 * _cache_bytes(self._device) // nbytes))
         return max(1, min(wanted, int(MEMORY_SHARE * info.memory_bytes / nbytes)))
+
+    def _made(self, item: PreparedOperand) -> Array:
+        """The bytes of an operand that the plan makes of the plain one."""
+        device, plan = self._device, item.plan
+        loaded = Loaded(self._engine, device, plan)
+        buffers = [device.allocate(max(operand.desc.nbytes, 1)) for operand in plan.operands]
+        room = device.allocate(max(plan.workspace_bytes, 1))
+        try:
+            made = np.empty(0, np.uint8)
+            for operand, buffer in zip(plan.operands, buffers, strict=True):
+                if operand.role is Role.INPUT:
+                    device.write(buffer, 0, _bytes(self._memory[item.name]))
+            program = self._program(plan, loaded, 1)
+            program.run([buffer.address for buffer in buffers], room.address, 1)
+            for operand, buffer in zip(plan.operands, buffers, strict=True):
+                if operand.role is Role.OUTPUT:
+                    made = np.empty(operand.desc.nbytes, np.uint8)
+                    device.read(buffer, 0, _bytes(made))
+            return made
+        finally:
+            loaded.unload()
+            for buffer in (*buffers, room):
+                device.free(buffer)
 
     def _allocate(self) -> list[int]:
         """One set of operands; the addresses in binding order."""
@@ -181,7 +208,7 @@ class Stand:
     def _program(self, plan: ExecutionPlan, loaded: Loaded, copies: int) -> Program:
         """The plan's stages, one after the other for each set of operands: launches then follow each other on the
         device, with no host between them."""
-        names = [item.name for item in self._problem.operands]
+        names = [item.name for item in plan.operands]
         stages = [
             replace(stage, args=_renamed(stage.args, copy)) if copy else stage
             for copy in range(copies)
@@ -246,6 +273,12 @@ class Stand:
         for buffer in (*self._buffers, *extra):
             self._device.free(buffer)
         self._buffers, self._flush, self._workspace = [], None, None
+
+
+def _source(item: PreparedOperand) -> Operand:
+    """The plain operand of what prepares it."""
+    (found,) = (operand for operand in item.plan.operands if operand.role is Role.INPUT)
+    return found
 
 
 def _renamed(args: PackedArgs, copy: int) -> PackedArgs:

@@ -24,6 +24,7 @@ from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.measure.testbed import Stand
 from tilewright_tools.tuning.measure.timing import TimingOptions
 from tilewright_tools.tuning.problems.families import family_named
+from tilewright_tools.tuning.problems.prepared import prepared_request
 
 __all__ = ["Worker", "main"]
 
@@ -96,11 +97,10 @@ class Worker:
         self._drop()
         self._case = case = family_named(request["family"]).from_record(request["case"], "case")
         self._options = TimingOptions.from_dict(request["options"])
-        asked = case.request()
+        asked, prepared = prepared_request(engine, device.info, case)
         problem = engine.operations[asked.operation].parse(asked)
-        self._stand = Stand(
-            engine, device, problem, case, self._options, seed=int(request["seed"]), check=bool(request["check"])
-        )
+        seed, check = int(request["seed"]), bool(request["check"])
+        self._stand = Stand(engine, device, problem, case, self._options, seed=seed, check=check, prepared=prepared)
         return {"copies": self._stand.copies}
 
     def _measure(self, request: Mapping[str, Any]) -> dict[str, Any]:
