@@ -82,7 +82,7 @@ def _plain(torch: Any, case: AttentionCase, operands: Mapping[str, Any]) -> Call
 
 
 def _added(torch: Any, case: AttentionCase, operands: Mapping[str, Any], device: Any) -> Any:
-    """What is added to scores, in fp32; None for nothing."""
+    """Bias and slopes that are added to scores, in fp32; None for neither."""
     found = operands["bias"].float() if "bias" in operands else None
     if "alibi_slopes" in operands:
         rows = torch.arange(case.queries, device=device)[:, None]
