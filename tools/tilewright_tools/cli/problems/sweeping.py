@@ -348,7 +348,7 @@ class _Run:
         for reason, count in others.items():
             note(f"{count} kernel{'s' * (count > 1)} skipped: {reason}")
         if late:
-            note(f"{late} kernels were skipped; allow more --seconds to have them measured")
+            note(f"{late} kernels were skipped; allow more --seconds (or --budget) to have them measured")
         if self.database is not None:
             note(f"recorded in {self.database.path}")
 
