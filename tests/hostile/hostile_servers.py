@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rpc_harness import FAKE, Client, MemoryFile, ServerProcess, floats, inline
 
@@ -43,6 +46,32 @@ LIMITED = (
     + ("os.execv(sys.argv[3], sys.argv[3:])")
 )
 """A process under a limit of the system, which is named."""
+
+
+@contextlib.contextmanager
+def limited_group(controller: str, limit: str, value: int) -> Iterator[list[str]]:
+    """The beginning of a command that runs in a group of its own, as in a container, where the file ``limit`` of a
+    controller says ``value``. Skips where no group can be made."""
+    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    parent = Path("/sys/fs/cgroup", *([controller] if controller in own else []))
+    group = Path(f"{parent}{own.get(controller, own.get('', '/'))}", f"tilewright-test-{os.getpid()}")
+    if controller == "memory" and controller in own:
+        limit = "memory.limit_in_bytes"  # as it was called before version 2 of groups
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error.strerror}")
+    try:
+        try:
+            (group / limit).write_text(str(value))
+        except OSError as error:
+            pytest.skip(f"control groups have no {limit} here: {error.strerror}")
+        yield ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"]
+    finally:
+        until = time.monotonic() + WAIT_S
+        while (group / "cgroup.procs").read_text() and time.monotonic() < until:
+            time.sleep(0.02)
+        group.rmdir()
 
 
 def threads_of(pid: int) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from header_blocks import END_HEADERS, HEADERS, NEWEST, PREFACE, SETTINGS, call, frame, indexed, literal
 from hostile_servers import WAIT_S, Peak, bystander_lives, channel
 from rpc_harness import ServerProcess
 
@@ -85,3 +88,47 @@ def test_a_call_with_as_much_metadata_as_the_server_takes_is_answered(tmp_path: 
             check(health_pb2.HealthCheckRequest(), timeout=WAIT_S, metadata=[("a", "v" * 3000)] * 7)
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+
+
+ACKNOWLEDGED = frame(SETTINGS, flags=1)
+CHECK = call(b"/grpc.health.v1.Health/Check")
+
+
+@contextlib.contextmanager
+def over_tcp(folder: Path) -> Iterator[tuple[ServerProcess, socket.socket]]:
+    """A server without a relay before it, and a connection to it that has heard of its settings."""
+    given = {"listen": f"unix:{folder}/s,127.0.0.1:0", "insecure": True}
+    with ServerProcess(folder, **given) as server:
+        bystander_lives(server.addresses[0])
+        port = int(server.addresses[1].rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as way:
+            way.sendall(PREFACE + frame(SETTINGS))
+            assert way.recv(9)[3] == SETTINGS
+            yield server, way
+
+
+def test_over_tcp_who_acknowledges_no_settings_is_let_go(tmp_path: Path) -> None:
+    """Until he does, gRPC takes lists of 16 MiB: 5,000 of 272 KiB had made the server grow as long as they came."""
+    with over_tcp(tmp_path) as (server, way):
+        began = time.monotonic()
+        while way.recv(4096):
+            pass
+        assert time.monotonic() - began < WAIT_S / 2
+        bystander_lives(server.addresses[0])
+
+
+@pytest.mark.extended
+def test_over_tcp_a_connection_that_acknowledges_settings_takes_little(tmp_path: Path) -> None:
+    """A thousand calls with lists of the largest size that gRPC takes, and of more than it takes; nothing is read."""
+    with over_tcp(tmp_path) as (server, way):
+        way.sendall(ACKNOWLEDGED)
+        time.sleep(0.1)
+        peak = Peak(server)
+        first = literal(b"a", b"v", remember=True)
+        with contextlib.suppress(OSError):
+            for index in range(1000):
+                block = CHECK + first * (not index) + indexed(NEWEST) * (470 if index % 2 else 8000)
+                way.sendall(frame(HEADERS, block, 2 * index + 1, END_HEADERS))
+        bystander_lives(server.addresses[0])
+        assert peak.grown_mib() < 250
+        way.sendall(frame(SETTINGS))  # the connection is there still

@@ -201,3 +201,28 @@ def test_plans_of_one_process_leave_memory_to_others(tmp_path: Path) -> None:
         for plan in plans:
             client.dispatch.ReleasePlan(dp.ReleasePlanRequest(session=client.token, plan=plan))
         client.plan(4)
+
+
+def test_refusals_say_which_quota_its_value_who_holds_it_and_when_to_come_back(tmp_path: Path) -> None:
+    given = {"all_buffers": 16, "all_buffer_bytes": 16 << 20, "all_plans": 16}
+    with ServerProcess(tmp_path, **given) as server, Client(server.addresses[0]) as client:
+
+        def buffer(nbytes: int) -> None:
+            client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=nbytes))
+
+        takes = {
+            "buffer_bytes": lambda: buffer(15 << 20),
+            "buffers": lambda: buffer(64),
+            "plans": lambda: client.plan(4),
+        }
+        for quota, take in takes.items():
+            with pytest.raises(grpc.RpcError) as raised:
+                for _ in range(17):
+                    take()
+            assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+            detail = detail_of(raised.value)
+            assert (detail.rule, detail.field, detail.value) == ("quota", quota, str(given[f"all_{quota}"]))
+            assert "of this client's user hold" in detail.message or "client's process holds" in detail.message
+            pushback = dict(raised.value.trailing_metadata())["grpc-retry-pushback-ms"]  # type: ignore[attr-defined]
+            assert pushback == str(detail.retry_after_ms) and detail.retry_after_ms
+        bystander_lives(server.addresses[0])

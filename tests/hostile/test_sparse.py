@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from hostile_servers import PAGE, SparseFile, bystander_lives
-from rpc_harness import Client, ServerProcess, in_buffer, in_region, inline, refused
+from hostile_servers import PAGE, WAIT_S, SparseFile, bystander_lives, limited_group
+from rpc_harness import FAKE, Client, ServerProcess, in_buffer, in_region, inline, refused
 
 from tilewright_proto.v1 import memory_pb2 as mp
 
@@ -40,6 +40,32 @@ def test_the_server_makes_no_page_for_a_sparse_operand(tmp_path: Path, sealed: b
             )
         assert file.kept == 0
         assert shared_mib(server) - before < 1
+        bystander_lives(server.addresses[0])
+        file.close()
+
+
+@pytest.mark.extended
+def test_a_container_that_is_smaller_than_what_clients_share_is_not_filled(tmp_path: Path) -> None:
+    """A file of 1 GiB without pages, sealed, had the kernel end a server that may have 700 MB. Pages that the client
+    made before are the client's: the server writes into all of them."""
+    part = GIB // 4
+    with (
+        limited_group("memory", "memory.max", 700_000_000) as group,
+        ServerProcess(tmp_path, [*group, *FAKE]) as server,
+        Client(server.addresses[0]) as client,
+    ):
+        file = SparseFile(GIB)
+        region = client.register(file).region
+        plan = client.plan(part // 4)
+        buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=part)).buffer
+        places = [in_region(region, at) for at in range(0, GIB, part)]
+        executions = [client.execution(plan, in_buffer(buffer), place) for place in places]
+        for execution in executions:
+            assert client.dispatch.Execute(execution).results[0].error.rule == "region_populated"
+        for at in range(0, GIB, GIB // 64):
+            os.pwrite(file.fd, bytes(GIB // 64), at)
+        for execution in executions:
+            assert not client.dispatch.Execute(execution, timeout=WAIT_S).results[0].HasField("error")
         bystander_lives(server.addresses[0])
         file.close()
 

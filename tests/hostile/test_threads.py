@@ -20,11 +20,12 @@ from hostile_servers import (
     bystander_lives,
     channel,
     healthy,
+    limited_group,
     silent_calls,
     start_with_few_threads,
     threads_of,
 )
-from rpc_harness import Client, ServerProcess, detail_of, eventually, floats, inline
+from rpc_harness import FAKE, Client, ServerProcess, detail_of, eventually, floats, inline
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
@@ -61,6 +62,30 @@ def test_a_refused_thread_ends_nothing(tmp_path: Path) -> None:
         bystander_lives(address)
         assert server.stop() == 0, server.log()
         assert "Traceback" not in server.log()
+
+
+@pytest.mark.extended
+def test_a_container_of_sixty_processes_and_eighty_idle_streams(tmp_path: Path) -> None:
+    """It had ended gRPC's only thread that takes calls, for ever: now new calls are taken, and streams still go on."""
+    with limited_group("pids", "pids.max", 60) as group, contextlib.ExitStack() as clients:
+        server = clients.enter_context(ServerProcess(tmp_path, [*group, *FAKE]))
+        address = server.addresses[0]
+        assert "workers is" in server.log(), "the server sizes itself by the limit"
+        hold = threading.Event()
+        attackers = [clients.enter_context(Client(address)) for _ in range(8)]
+        streams = [stream for client in attackers for stream in idle_streams(client, 10, hold)]
+        calls = []
+        for client in attackers:
+            request = client.execution(client.plan(4, seconds=0.05), inline(bytes(16)), RETURNED)
+            calls += [client.dispatch.Execute.future(request) for _ in range(10)]
+        for _ in range(3):
+            bystander_lives(address)
+        done = [call.exception(WAIT_S) for call in calls]
+        assert {detail_of(error).rule for error in done if error is not None} <= {"quota"}
+        hold.set()
+        assert [list(stream) for stream in streams] == [[]] * 80
+        bystander_lives(address)
+        assert server.stop() == 0, server.log()
 
 
 @pytest.mark.extended

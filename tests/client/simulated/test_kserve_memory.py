@@ -29,11 +29,13 @@ pytestmark = [
 SIDE = 128
 NBYTES = SIDE * SIDE * 2
 MODEL = "tilewright.gemm"
+APART = [("grpc.use_local_subchannel_pool", 1)]
+"""A client with a connection of its own: else it takes that of another one which was closed just now, if it can."""
 
 
 @pytest.fixture
 def asking(target: str) -> Iterator[Any]:
-    with contextlib.closing(triton.InferenceServerClient(target)) as made:
+    with contextlib.closing(triton.InferenceServerClient(target, channel_args=APART)) as made:
         until = time.monotonic() + 60
         while not made.is_server_ready() and time.monotonic() < until:
             time.sleep(0.05)
@@ -119,7 +121,7 @@ def test_device_memory_of_a_client_that_has_gone_is_gone(asking: Any, target: st
     address = gpu.allocate(NBYTES)
     asking.register_cuda_shared_memory("mine", handle(gpu, address), 0, NBYTES)
     asking.close()
-    with contextlib.closing(triton.InferenceServerClient(target)) as other:
+    with contextlib.closing(triton.InferenceServerClient(target, channel_args=APART)) as other:
         until = time.monotonic() + 30
         while other.get_cuda_shared_memory_status().regions and time.monotonic() < until:
             time.sleep(0.05)

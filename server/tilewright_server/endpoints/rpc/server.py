@@ -55,6 +55,8 @@ LAST_TOKEN_FIELD = b"\x3a\x10"
 REFLECTION = "grpc.reflection.v1.ServerReflection"
 HANDSHAKE_MS = 10_000
 """Time for TLS, or for the first bytes of HTTP/2."""
+SETTINGS_MS = 2000
+"""Time to acknowledge our settings. Until then gRPC takes lists of headers of 16 MiB, whatever they say."""
 QUIET_S = 0.25
 """Time without a new call after which none is expected."""
 REAPERS = 16
@@ -235,6 +237,7 @@ def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
         # Closed when they come, so that gRPC never lacks a descriptor: it may then listen no more, or end the process.
         ("grpc.max_allowed_incoming_connections", settings.max_connections + settings.max_connections // 4),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.http2.settings_timeout", SETTINGS_MS),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients at random
         ("grpc.http2.bdp_probe", 0),  # or a call that is not received yet may send megabytes
         ("grpc.keepalive_time_ms", keepalive_ms),
