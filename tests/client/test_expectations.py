@@ -138,6 +138,43 @@ def test_the_slope_below_zero_may_be_given(client):
     assert (caught.value.field, caught.value.rule) == ("slope", "no_effect")
 
 
+def test_words_are_taken_as_onnx_spells_them(client):
+    a, b, x, w = random(4, 9), random(9, 5), random(1, 4, 7, 7), random(6, 4, 3, 3)
+    for theirs, ours in (("LeakyRelu", "leaky_relu"), ("Relu6", "relu6"), ("HardSwish", "hard_swish")):
+        assert np.array_equal(client.gemm(a, b, activation=theirs), client.gemm(a, b, activation=ours))
+    assert np.array_equal(
+        client.conv(x, w, stride=2, padding="SAME_LOWER"), client.conv(x, w, stride=2, padding="same_lower")
+    )
+    flipped = w.swapaxes(0, 1).copy()
+    assert client.conv_transpose(x, flipped, stride=2, padding="SAME_UPPER").shape == (1, 6, 14, 14)
+    with pytest.raises(tw.InvalidArgumentError, match="Leaky"):
+        client.gemm(a, b, activation="Leaky_Relu")
+
+
+@pytest.mark.torch
+def test_a_plan_is_bound_to_tensors_of_pytorch_on_the_host(client):
+    torch = pytest.importorskip("torch")
+    a, b = random(8, 16), random(16, 12)
+    want = a @ b
+    plan = client.plan("gemm", {"a": a, "b": b})
+    shared = [torch.from_numpy(client.asarray(item)) for item in (a, b)]
+    for left, right, out in (
+        (*shared, torch.from_numpy(client.empty((8, 12), np.float32))),
+        (torch.from_numpy(a), torch.from_numpy(b), torch.full((8, 12), float("nan"))),
+    ):
+        try:
+            call = plan.bind(left, right, out=out)
+        except tw.InvalidArgumentError as error:  # memory of this process alone, and a server that launches
+            assert (error.rule, left is shared[0]) == ("bound_shared", False)
+            continue
+        assert call() is out
+        assert call.out is out
+        np.testing.assert_allclose(out.numpy(), want, rtol=1e-4, atol=1e-5)
+        left *= 2
+        call()
+        np.testing.assert_allclose(out.numpy(), 2 * want, rtol=1e-4, atol=1e-5)
+
+
 def test_attention_takes_three_dimensions_as_pytorchs_does(client):
     q, k, v = random(2, 7, 16), random(2, 9, 16), random(2, 9, 16)
     want = client.attention(q[None], k[None], v[None])[0]

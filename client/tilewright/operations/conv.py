@@ -279,7 +279,10 @@ def _asked(
 def _words(given: Mapping[str, Any], padding: Any, **epilogue: Any) -> dict[str, Any]:
     """Attributes that every direction has. Raises ``InvalidArgumentError`` for words that are none."""
     found = elementwise(alpha=given["alpha"], out_dtype=given["out_dtype"], **epilogue)
-    found["padding"] = _WORDS.get(padding, padding) if isinstance(padding, str) else as_numbers(padding)
+    if isinstance(padding, str):
+        found["padding"] = _WORDS.get(padding.lower(), padding.lower())
+    else:
+        found["padding"] = as_numbers(padding)
     found |= {name: as_numbers(given[name]) for name in ("stride", "dilation")}
     return found | {"groups": given["groups"], "layout": _layout(given["channels_last"])}
 

@@ -70,6 +70,7 @@ def transposed_padding(
     steps, gaps = _each("stride", stride, count), _each("dilation", dilation, count)
     extra = _each("output_padding", output_padding, count)
     whole = _whole(x, w, steps, gaps, extra)
+    padding = padding.lower() if isinstance(padding, str) else padding
     if isinstance(padding, str) and padding not in _HALVES:
         raise InvalidArgumentError(
             f"padding {padding!r} is not known",

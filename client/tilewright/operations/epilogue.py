@@ -32,8 +32,10 @@ ACTIVATIONS = {
 }
 """Values of ``activation``, and the server's word for each. ``gelu`` is exact (erf), ``fast_gelu`` its tanh
 approximation; ``relu6`` clamps to 0 and 6. ``leaky_relu`` and ``elu`` have a factor below zero, ``slope``: 0.01 and 1
-if it is not given.
+if it is not given. As ONNX and PyTorch's modules spell them (``LeakyRelu``), they are taken, too.
 """
+
+_CAPITALS = {word.title().replace("_", ""): word for word in ACTIVATIONS}
 
 _SLOPED = ("leaky_relu", "elu")
 
@@ -66,6 +68,8 @@ def elementwise(
                 fix="pass d=[tensor] as well, or leave it out",
             )
         found["binary"] = _BINARY[binary][count_d > 1]
+    if isinstance(activation, str):
+        activation = _CAPITALS.get(activation, activation)
     if clamp is not None and activation not in (None, "clamp") and activation in ACTIVATIONS:
         raise InvalidArgumentError(
             f"clamp has no effect with activation {activation!r}, which has no bounds of the caller's",

@@ -24,6 +24,7 @@ from tilewright.errors import (
 )
 from tilewright.session.recovery import PATIENCE_S, surviving
 from tilewright.session.state import check_timeout
+from tilewright.tensor.host import HostViews
 from tilewright.tensor.interop import DeviceTensor
 from tilewright.transport import messages, rpc
 from tilewright.transport.launch_connections import NoLaneError
@@ -38,9 +39,11 @@ class BoundState:
 
     def __init__(self, plan: PlanState, inputs: Sequence[Any], out: Any, named: Mapping[str, Any]) -> None:
         self.plan = plan
-        self.inputs = tuple(inputs)
-        self.out = out
-        self.named = dict(named)
+        self.views = HostViews()
+        """Tensors of PyTorch on the host: what lies over their memory is bound, and they are the results."""
+        self.inputs = self.views.view(tuple(inputs))
+        self.out = self.views.view(out)
+        self.named = self.views.view(dict(named))
         self.load: Loaded | None = None
         self.request = b""
         self.result: Any = None
@@ -76,7 +79,7 @@ class BoundState:
             except TilewrightError as error:
                 plan.fail_here(error)
             else:
-                self.result, self._report = self.here.result, plan.report
+                self.result, self._report = self.views.tensor(self.here.result), plan.report
                 return self
         yield from self.loaded()
         return self
@@ -136,7 +139,7 @@ class BoundState:
                 rule="bound_shared",
                 fix="use arrays from empty(), zeros() or asarray() in the plan's layout, or call the plan itself",
             )
-        self.result = single(load.result)
+        self.result = self.views.tensor(single(load.result))
         self.request = messages.execute_request(plan.prefix, [load.chunk])
         self.load, self.binding, self.go = load, None, None
         return load
