@@ -9,6 +9,7 @@ __all__ = ["BOUNDS_NS", "Histogram"]
 FIRST_BITS = 10
 BOUNDS_NS = tuple(1 << (FIRST_BITS + index) for index in range(28))
 """Upper bounds of the buckets in nanoseconds: 1 microsecond to 2 minutes, each twice the one before."""
+_LAST = len(BOUNDS_NS)
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class Histogram:
     def observe(self, ns: int) -> None:
         """Count one time in nanoseconds."""
         index = ((ns - 1) >> FIRST_BITS).bit_length() if ns > 0 else 0
-        self.counts[min(index, len(BOUNDS_NS))] += 1
+        self.counts[index if index < _LAST else _LAST] += 1
         self.sum_ns += ns
 
     def copy(self) -> Histogram:

@@ -29,11 +29,9 @@ class OperationCounters:
     plan_hits: int = 0
     plan_misses: int = 0
     bytes_copied: int = 0
-    queue_ns: int = 0
     plan_ns: int = 0
     build_ns: int = 0
     copy_in_ns: int = 0
-    device_ns: int = 0
     copy_out_ns: int = 0
     caller_launches: int = 0
     """In processes of clients, as these count them."""
@@ -46,6 +44,16 @@ class OperationCounters:
     plan: Histogram = field(default_factory=Histogram, compare=False)
     build: Histogram = field(default_factory=Histogram, compare=False)
     device: Histogram = field(default_factory=Histogram, compare=False)
+
+    @property
+    def queue_ns(self) -> int:
+        """Sum of waits for devices."""
+        return self.queue.sum_ns
+
+    @property
+    def device_ns(self) -> int:
+        """Sum of times on devices, all stages together."""
+        return self.device.sum_ns
 
     def copy(self) -> OperationCounters:
         """A copy that no later count changes."""
@@ -153,13 +161,11 @@ class Statistics:
         """
         with self._lock:
             operation.success += complete
-            operation.queue_ns += queue_ns
             operation.queue.observe(queue_ns)
             operation.device.observe(sum(times))
-            for kernel, device_ns in zip(kernels, times, strict=True):
-                operation.device_ns += device_ns
+            for stage, kernel in enumerate(kernels):  # zip(strict=True) takes as long as all the rest
                 kernel.launches += repeat
-                kernel.device_ns += device_ns
+                kernel.device_ns += times[stage]
 
     def failed(self, operation: str, code: str) -> None:
         """An execution, or its plan, ended with an error of this code."""
