@@ -27,6 +27,7 @@ def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.some(4)
 def test_every_dtype_validates(dtype, cli, target):
     layout = LAYOUTS[list(DTYPES).index(dtype) % 4]
     ran = cli(
@@ -37,6 +38,7 @@ def test_every_dtype_validates(dtype, cli, target):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.some(4)
 def test_activations_validate(activation, cli, target):
     ran = cli("run", "gemm", 20, 30, 40, "--activation", activation, "--validate", "--json", "--target", target)
     assert ran.code == 0, ran.err

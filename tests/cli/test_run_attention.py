@@ -36,6 +36,7 @@ def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.some(3)
 def test_every_form_validates(form, cli, target):
     ran = cli("run", "attention", *FORMS[form], "--repeat", 2, "--validate", "--json", "--target", target)
     assert ran.code == 0, ran.err

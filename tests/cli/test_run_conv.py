@@ -40,7 +40,7 @@ def test_json_has_the_fields_of_a_benchmark_helper(cli, target):
     ],
     ids=["2d", "1d-depthwise", "3d"],
 )
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_every_direction_validates(sizes, direction, layout, cli, target):
     options = ("--direction", direction, "--layout", layout, "--repeat", 2, "--validate", "--json")
     ran = cli("run", "conv", *sizes, *options, "--target", target)
@@ -49,7 +49,7 @@ def test_every_direction_validates(sizes, direction, layout, cli, target):
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "bf8", "int8", "mixed"])
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 def test_every_dtype_validates(dtype, cli, target):
     ran = cli("run", "conv", 1, 6, 8, "7x9", "3", "--padding", 1, "--dtype", dtype, "--repeat", 2, "--validate",
               "--json", "--target", target)  # fmt: skip

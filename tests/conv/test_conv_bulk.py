@@ -77,6 +77,7 @@ KERNELS = {
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs the packages of the extra `cuda`")
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.some(6)
 def test_kernels_compile_without_spills_and_state_the_shared_memory_that_plans_ask_for(name: str) -> None:
     config = KERNELS[name]
     text = generate(config, HOPPER).text

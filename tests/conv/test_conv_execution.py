@@ -118,6 +118,7 @@ def test_forward_takes_floats_of_8_bits_in_any_pair(
 
 @pytest.mark.parametrize("out", ["int32", "fp32", "int8"])
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
+@pytest.mark.some(3)
 def test_forward_takes_integers(conv_runner: ConvRunner, device: DeviceInfo, order: Order, out: str) -> None:
     more = {} if out == "int32" else {"scale": of("fp32", ())}
     alpha = {} if out == "int32" else {"alpha": 0.002}

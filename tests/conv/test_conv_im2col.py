@@ -102,7 +102,7 @@ KERNELS = kernels()
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs the packages of the extra `cuda`")
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.some(10)
+@pytest.mark.some(5)
 def test_kernels_compile_without_spills_and_state_the_shared_memory_that_plans_ask_for(name: str) -> None:
     config = KERNELS[name]
     text = generate(config, HOPPER).text

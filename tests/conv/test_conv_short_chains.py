@@ -55,6 +55,7 @@ def error_of(runner: ConvRunner, item: Planned, seed: int) -> float:
 
 @pytest.mark.parametrize("case", ODD, ids=str)
 @pytest.mark.parametrize("direction", [FWD, DATA], ids=str)
+@pytest.mark.some(6)
 def test_errors_are_those_of_short_chains(
     conv_runner: ConvRunner, device: DeviceInfo, direction: Direction, case: Case
 ) -> None:

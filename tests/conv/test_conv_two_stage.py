@@ -26,6 +26,7 @@ RUNS = 20
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("case", [DENSE, GROUPS, DEPTHWISE], ids=str)
+@pytest.mark.some(4)
 def test_slices_are_added_in_a_second_stage(
     conv_runner: ConvRunner, device: DeviceInfo, case: Case, dtype: str
 ) -> None:
@@ -38,6 +39,7 @@ def test_slices_are_added_in_a_second_stage(
 @pytest.mark.parametrize("order", [LAST, FIRST], ids=str)
 @pytest.mark.parametrize("split", [0, 1, 4])
 @pytest.mark.parametrize("case", [DENSE, GROUPS, DEPTHWISE], ids=str)
+@pytest.mark.some(8)
 def test_results_are_the_same_bits_on_every_run_and_with_every_team(
     conv_runner: ConvRunner, device: DeviceInfo, case: Case, split: int, order: Order
 ) -> None:

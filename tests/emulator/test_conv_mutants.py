@@ -16,7 +16,7 @@ from conv_gpu_case import ConvCase
 from conv_gpu_cases import CASES
 from conv_mutants import CONV_MUTANTS, ConvMutant, build_conv
 from native_harness import INCLUDE
-from sampling import partly
+from sampling import partly, usual
 
 from tilewright_emulator import Checks, EmulationError
 
@@ -43,8 +43,8 @@ def shown(mutant: ConvMutant) -> set[Hashable]:
 
 
 MUTANTS = partly(CONV_MUTANTS, shown)
-MET = {mutant.values[0].case for mutant in MUTANTS if not mutant.marks}
-"""Cases that are met by bugs of every run."""
+MET = {mutant.case for mutant in usual(MUTANTS)}
+"""Cases that are met by bugs of ``make test-all``."""
 UNCHANGED = partly(PLAIN.values(), lambda mutant: {mutant.case} & MET)
 
 

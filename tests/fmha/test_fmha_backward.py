@@ -164,6 +164,7 @@ def test_pairs_of_features(runner: FmhaRunner, case: Case, device: DeviceInfo) -
 
 
 @pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.some(3)
 def test_teams_give_what_one_thread_gives_in_another_order(runner: FmhaRunner, name: str, device: DeviceInfo) -> None:
     """Two threads share out slices of keys; what each adds is fixed, so that runs agree to the last bit."""
     case = dataclasses.replace(ALONE[name], heads=(3, 1), seq=(65, 300))

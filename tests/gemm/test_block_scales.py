@@ -255,6 +255,7 @@ def portable(problem: GemmProblem, **fields: Any) -> GemmConfig:
     ],
     ids=["squares", "columns", "slices", "steps"],
 )  # fmt: skip
+@pytest.mark.some(2)
 def test_portable_gpu_kernels_scale_every_block(
     request_: OperationRequest, fields: dict[str, Any], emulated: Emulated
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sampling import covering, partly
+from sampling import FIRST, covering, partly, usual
 
 CASES = [(letter, number) for letter in "abcd" for number in range(5)]
 
@@ -18,6 +18,6 @@ def test_a_covering_part_shows_everything_and_is_small() -> None:
 def test_what_is_left_out_is_marked_exhaustive_and_nothing_is_lost() -> None:
     found = partly(CASES, set)
     assert {item.values for item in found} == set(CASES)
-    marked = [bool(item.marks) for item in found]
-    assert marked == [False] * 5 + [True] * 15
-    assert {mark.name for item in found for mark in item.marks} == {"exhaustive"}
+    names = [[mark.name for mark in item.marks] for item in found]
+    assert names == [[]] * FIRST + [["extended"]] * (5 - FIRST) + [["exhaustive"]] * 15
+    assert set().union(*usual(found)) == {*"abcd", *range(5)}, "make test-all has the covering part"

@@ -122,7 +122,7 @@ def test_the_kernel_that_the_cost_model_picks_is_right(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8", "fp16", "fp8"])
-@pytest.mark.some(8)
+@pytest.mark.some(5)
 def test_few_rows_and_few_columns_are_streamed_right(
     runner: Runner, device: DeviceInfo, dtype: str, layout: str
 ) -> None:
@@ -151,6 +151,7 @@ def test_every_candidate_of_a_problem_is_right(runner: Runner, device: DeviceInf
 
 @pytest.mark.parametrize("out", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "fp8", "int8"])
+@pytest.mark.some(6)
 def test_results_are_written_in_every_float_type(runner: Runner, device: DeviceInfo, dtype: str, out: str) -> None:
     inputs = {"a": matrix(dtype, 20, 65, "r"), "b": matrix(dtype, 65, 50, "c")}
     requests = {
@@ -288,6 +289,7 @@ def test_threads_of_a_team_agree_with_one_alone(runner: Runner, device: DeviceIn
 
 @pytest.mark.parametrize("letter", ["r", "c"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8", "fp8"])
+@pytest.mark.some(6)
 def test_a_packed_b_serves_products_and_can_be_unpacked(
     runner: Runner, device: DeviceInfo, dtype: str, letter: str
 ) -> None:

@@ -136,6 +136,7 @@ def check(emulated: Emulated, request: OperationRequest, device: DeviceInfo, **f
 
 
 @pytest.mark.parametrize("request_", list(gemm_samples()), ids=lambda request: "-".join(map(str, request.inputs)))
+@pytest.mark.some(5)
 def test_samples_are_right(request_: OperationRequest, emulated: Emulated, hopper: DeviceInfo) -> None:
     emulated.prepare([small(GEMM.parse(request)) for request in gemm_samples()], hopper)  # for all of these tests
     check(emulated, request_, hopper)
@@ -143,6 +144,7 @@ def test_samples_are_right(request_: OperationRequest, emulated: Emulated, hoppe
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("fields", [{}, {"pipeline": "compv3"}, {"persistent": True}], ids=str)
+@pytest.mark.some(6)
 def test_odd_sizes_in_every_layout(layout: str, fields: dict[str, Any], emulated: Emulated, hopper: DeviceInfo) -> None:
     def request(layout: str) -> OperationRequest:
         m, n, k = 45, 77, 51

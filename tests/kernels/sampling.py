@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["covering", "fields_of", "partly"]
+__all__ = ["covering", "fields_of", "partly", "usual"]
 
 T = TypeVar("T")
 
 
-FIRST = 5
+FIRST = 4
 """Cases of a covering part, those that show the most, which ``make test`` runs."""
 
 
@@ -58,6 +58,15 @@ def partly(cases: Iterable[T], shows: Callable[[T], Collection[Hashable]]) -> li
         *map(parameter, first),
         *(parameter(place, pytest.mark.extended) for place in more),
         *(parameter(place, pytest.mark.exhaustive) for place in rest),
+    ]
+
+
+def usual(parameters: Iterable[Any]) -> list[Any]:
+    """Values of the parameters that ``make test-all`` has: of what ``partly`` made, the covering part."""
+    return [
+        item.values[0] if len(item.values) == 1 else item.values
+        for item in parameters
+        if not any(mark.name == "exhaustive" for mark in item.marks)
     ]
 
 

@@ -33,6 +33,7 @@ def test_every_count_is_right(runner: MoeRunner, device: DeviceInfo, counts: tup
 
 
 @pytest.mark.parametrize(("dtype", "out"), [("bf16", ""), ("fp16", "fp32"), ("fp8", "bf16"), ("bf16", "fp16")])
+@pytest.mark.some(3)
 def test_every_type_is_right(runner: MoeRunner, device: DeviceInfo, dtype: str, out: str) -> None:
     more = {"out_dtype": out} if out else {}
     for room in (False, True):

@@ -291,6 +291,7 @@ class Library:
             options=repr([command, FLAGS, flags]), size=PER_UNIT,
         )  # fmt: skip
         self.names = self._units.names
+        self.first = frozenset(first or ())
         self._handles: dict[Config, ctypes.CDLL] = {}
 
     def entry(self, config: Config, suffix: str = "") -> Any:

@@ -138,7 +138,7 @@ LARGE = _large()
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 def test_main_loops_multiply_and_move_wide_vectors(name: str, build_folder: Path) -> None:
     config = LARGE[name]
     built = compile_kernels(build_folder, {"kernel": config})

@@ -194,7 +194,7 @@ def options(rng: np.random.Generator) -> dict[str, object]:
 
 
 @each("implicit")
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 def test_shapes_of_every_kind(
     libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator
 ) -> None:
@@ -263,7 +263,7 @@ VECTORS = [
 
 
 @each("depthwise")
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_depthwise(libraries: dict[str, Library], runtime: Runtime, name: str, rng: np.random.Generator) -> None:
     large = Shape(n=1, groups=1100, cg=1, kg=1, size=(1, 3, 4))
     long = Shape(n=1, groups=2, cg=1, kg=1, size=(1, 1, 2500), filter=(1, 1, 5), begin=(0, 0, 2), end=(0, 0, 2))

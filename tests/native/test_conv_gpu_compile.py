@@ -68,7 +68,7 @@ KERNELS: dict[str, tuple[ConvGpuConfig, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 def test_kernels_compile_without_spills_or_warnings(name: str) -> None:
     config, instructions = KERNELS[name]
     built = compile_text(config.unit("kernel"))

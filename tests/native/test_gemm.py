@@ -15,7 +15,7 @@ import pytest
 from grouping import wanted
 from native_case import UNARY, Call, Sizes
 from native_harness import LEVELS, Config, GemmArgs, Library, Runtime
-from sampling import fields_of, partly
+from sampling import fields_of, partly, usual
 
 ODD = (1, 2, 3, 5, 7, 13, 17, 31, 63, 65, 127, 129, 257)
 
@@ -112,8 +112,10 @@ def shown(name: str) -> set[Hashable]:
     return {*fields, (types, "a", config.a_col), (types, "b", config.b_col), (layout, schedule)}
 
 
-COMMON = [item.values[0] for item in partly(PRODUCTS, shown) if not item.marks]
-"""The products of every run."""
+ORDERED = partly(PRODUCTS, shown)
+COMMON = usual(ORDERED)
+"""The products of ``make test-all``."""
+MARKS = {item.values[0]: item.marks for item in ORDERED}
 PRODUCTS = {name: PRODUCTS[name] for name in (*COMMON, *PRODUCTS)}  # what is run together is compiled together
 
 # The highest level gets everything. The lower ones share all code above core/vector.hpp and cpu/blocks/dot.hpp: a
@@ -129,9 +131,8 @@ def chosen(level: str, group: str) -> list[str]:
 
 def each(group: str) -> pytest.MarkDecorator:
     """Every configuration of a group that is built for a level, on that level."""
-    rest = {*PRODUCTS} - {*COMMON} if group == "product" else set[str]()
     cases = [
-        pytest.param(level, name, marks=[pytest.mark.exhaustive] if name in rest else [])
+        pytest.param(level, name, marks=MARKS[name] if group == "product" else ())
         for level in LEVELS
         for name in chosen(level, group)
     ]
@@ -146,9 +147,16 @@ def library(build_folder: Path, level: str, request: pytest.FixtureRequest) -> L
 
 
 def common(library: Library) -> list[Config]:
-    """A library's kernels, but for the products that not every run has."""
+    """A library's kernels, but for the products that ``make test-all`` has not: those that other tests of the run have,
+    if there are any. So both parts of ``make test-all`` together have all."""
     rest = {config for name, config in PRODUCTS.items() if name not in COMMON}
-    return [config for config in library.names if config not in rest]
+    found = [config for config in library.names if config not in rest]
+    return [config for config in found if config in library.first] or found
+
+
+def products(library: Library) -> list[Config]:
+    every = {*PRODUCTS.values()}
+    return [config for config in common(library) if config in every]
 
 
 def sizes(rng: np.random.Generator, **fixed: int) -> Sizes:
@@ -266,12 +274,12 @@ def test_nan_and_infinity_propagate_and_stay_in_their_place(
 def test_larger_products_cross_every_block_boundary(
     library: Library, runtime: Runtime, rng: np.random.Generator
 ) -> None:
-    for config in [c for c in map(PRODUCTS.__getitem__, COMMON) if c in library.names][::3]:
+    for config in products(library)[::3]:
         run(library, runtime, Call(config, [Sizes(301, 293, 331)], rng))
 
 
 def test_a_team_of_another_size_computes_the_same(library: Library, runtime: Runtime, rng: np.random.Generator) -> None:
-    config = next(c for c in PRODUCTS.values() if c in library.names and c.team == 2)
+    config = next(config for config in products(library) if config.team == 2)
     call = Call(config, [sizes(rng)], rng)
     run(library, runtime, call, team=1)
     wide = runtime.open(5)
@@ -347,5 +355,5 @@ def test_the_workspace_has_the_documented_size(library: Library, rng: np.random.
 
 
 def test_no_problems_is_no_work(library: Library, runtime: Runtime) -> None:
-    for config in list(library.names)[:6]:
+    for config in common(library)[:6]:
         runtime.launch(library.entry(config), GemmArgs(None, 0, None, 0, 1), config.team)

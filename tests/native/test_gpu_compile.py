@@ -72,7 +72,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "arch"), CASES)
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 def test_kernels_compile_without_spills_or_warnings(name: str, arch: str) -> None:
     config, instruction = {**KERNELS, **EIGHT_BIT}[name]
     built = compile_text(config.unit("kernel"), arch)

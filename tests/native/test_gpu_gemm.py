@@ -86,8 +86,6 @@ def shown(config: GpuConfig) -> set[Hashable]:
 
 
 ORDERED = partly(PRODUCTS, lambda name: shown(PRODUCTS[name]))
-COMMON = [item.values[0] for item in ORDERED if not item.marks]
-"""The products of every run."""
 
 WIDE_WAVES = {  # as AMD's compute GPUs have
     letters(config): config.replace(pipeline="compv3", wave_size=64, epilogue=epilogue, wave=(2, 1), tile=(64, 64, 16))
@@ -158,7 +156,7 @@ def test_waves_of_64_lanes_compute_the_same(emulator: Emulator, name: str, rng: 
     run(emulator, Call(WIDE_WAVES[name], [Sizes(128, 64, 48)], rng))
 
 
-@pytest.mark.parametrize("name", [name for name in COMMON if PRODUCTS[name].split_k > 1])
+@pytest.mark.parametrize("name", [item for item in ORDERED if PRODUCTS[item.values[0]].split_k > 1])
 def test_split_k_adds_up_and_never_varies(emulator: Emulator, name: str, rng: np.random.Generator) -> None:
     call = Call(PRODUCTS[name], [sizes(rng, k=257)], rng, alpha=0.5, split_k=int(rng.integers(2, 5)))
     results = []
@@ -200,6 +198,7 @@ EPILOGUE_CASES = [
 
 
 @pytest.mark.parametrize(("name", "d_layout"), EPILOGUE_CASES)
+@pytest.mark.some(16)
 def test_epilogues_match_float64(emulator: Emulator, name: str, d_layout: str, rng: np.random.Generator) -> None:
     config = EPILOGUES[name]
     run(emulator, Call(config, [sizes(rng)], rng, alpha=0.25, d_layout=d_layout))

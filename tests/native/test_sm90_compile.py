@@ -99,7 +99,7 @@ def test_registers_are_shared_out_as_the_arch_says() -> None:
 
 
 @pytest.mark.parametrize("config", SAMPLE, ids=identifier)
-@pytest.mark.some(12)
+@pytest.mark.some(6)
 def test_compiles_clean(config: Config) -> None:
     built = compile_source(source_of(config))
     assert built.warnings == (), "wgmma or setmaxnreg would not do what the template asks for"

@@ -130,6 +130,7 @@ def test_launches_compute_what_is_in_memory_at_that_moment(setting: ConvSetting,
 
 
 @pytest.mark.parametrize("operation", ["conv_backward_data", "conv_backward_weight"])
+@pytest.mark.some(2)
 def test_every_launch_adds_to_a_gradient_once(setting: ConvSetting, operation: str) -> None:
     output = CALLS[operation][1]
     for array in setting.arrays.values():
@@ -144,6 +145,7 @@ def test_every_launch_adds_to_a_gradient_once(setting: ConvSetting, operation: s
     np.testing.assert_array_equal(setting.arrays[output], old + 21 * once)
 
 
+@pytest.mark.some(1)
 def test_a_step_of_training_is_three_launches_in_one_packet(setting: ConvSetting) -> None:
     bindings = [setting.bind(operation) for operation in CALLS]
     for _, output, _ in CALLS.values():

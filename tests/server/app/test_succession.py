@@ -114,6 +114,7 @@ class Load:
 
 
 @pytest.mark.parametrize("local_socket", [True, False])
+@pytest.mark.some(1)
 def test_an_upgrade_under_load_loses_no_call(tmp_path: Path, local_socket: bool) -> None:
     with Server(tmp_path, local_socket=local_socket) as server, Load(server.addresses[0], 4) as load:
         pid = server.pid

@@ -45,6 +45,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are_built(unit: Unit, tmp_
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang is not installed")
+@pytest.mark.extended
 def test_wheel_with_a_compiler_is_enough(unit: Unit, tmp_path: Path, arch: ArchSpec) -> None:
     toolchain = CpuToolchain([include_dir()], search_path=str(tmp_path), scratch=tmp_path / "zig")
     assert toolchain.identity().startswith("zig ")
