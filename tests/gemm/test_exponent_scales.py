@@ -220,6 +220,16 @@ INSIDE = {"tile": (32, 32, 128), "wave": (2, 2, 1), "warp_tile": (16, 16, 128)}
 LARGE = {"tile": (64, 32, 128), "wave": (2, 1, 1), "warp_tile": (32, 32, 64)}
 
 
+BATCH = OperationRequest(
+    "gemm",
+    {
+        "a": of("fp8", (2, 60, 144)), "b": of("fp8", (2, 144, 40), (40 * 144, 1, 144)),
+        "scale_a": of("int8", (2, 60, 5)), "scale_b": of("int8", (2, 40, 5)),
+    },
+    {}, {"scale_block": BLOCKS, "out_dtype": "fp32"},
+)  # fmt: skip
+
+
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
 @pytest.mark.parametrize(
     ("name", "request_", "fields"),
@@ -237,8 +247,9 @@ LARGE = {"tile": (64, 32, 128), "wave": (2, 1, 1), "warp_tile": (32, 32, 64)}
             "gfx950", asked(20, 40, 1300, "rcr", "fp8", "bf8"), INSIDE | {"pipeline": "compv4", "split_k": 3},
             marks=pytest.mark.extended,
         ),
+        pytest.param("gfx950", BATCH, INSIDE | {"tile": (64, 32, 128)}, marks=pytest.mark.extended),
     ],
-    ids=["widened", "fnuz", "wmma", "direct", "columns", "one_tile", "slices"],
+    ids=["widened", "fnuz", "wmma", "direct", "columns", "one_tile", "slices", "batch"],
 )  # fmt: skip
 def test_amd_kernels_scale_every_block(name: str, request_: OperationRequest, fields: dict[str, Any]) -> None:
     device = device_of(tilewright_arch.load(name), 3)

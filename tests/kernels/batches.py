@@ -70,26 +70,30 @@ def _groups(units: Mapping[str, SourceUnit]) -> Iterator[list[str]]:
 
 def _faults(units: Mapping[str, SourceUnit], arch: ArchSpec, toolchain: Toolchain, folder: Path) -> list[str]:
     folder.mkdir(parents=True)
+    alone = len(units) == 1
+    unit = next(iter(units.values())) if alone else joined(list(units.values()))
     try:
-        image = toolchain.compile(joined(list(units.values())), folder, arch).binary.read_bytes()
+        image = toolchain.compile(unit, folder, arch).binary.read_bytes()
     except BuildFailedError as error:
-        if len(units) == 1:
+        if alone:
             return [f"{next(iter(units))}: {error.rule}: {error.log_tail[-300:]}"]
         halves = [dict(list(units.items())[part::2]) for part in range(2)]
         return [text for part, half in enumerate(halves) for text in _faults(half, arch, toolchain, folder / str(part))]
     code = read_code_object(image)
     found = []
-    for name, unit in units.items():
-        for symbol in unit.entries.values():
-            why = _fault(code.kernel(symbol), arch)
-            if why:
+    for name, own in units.items():
+        for symbol in own.entries.values():
+            why = _fault(code.kernel(symbol), arch, spills=not alone)
+            if why and not alone:  # alone, as the toolchain judges it
+                found += _faults({name: own}, arch, toolchain, folder / f"alone{len(found)}-{symbol[-12:]}")
+            elif why:
                 found.append(f"{name}: {why}")
     return found
 
 
-def _fault(facts: KernelFacts, arch: ArchSpec) -> str:
-    """What is wrong with what a kernel takes; empty if nothing is."""
-    if facts.vgpr_spills or scratch_in_use(facts):
+def _fault(facts: KernelFacts, arch: ArchSpec, *, spills: bool) -> str:
+    """What is wrong with what a kernel takes; empty if nothing is. ``spills``: were let through, so look for them."""
+    if spills and (facts.vgpr_spills or scratch_in_use(facts)):
         return f"{facts.vgpr_spills} registers are spilled, {scratch_in_use(facts)} bytes of memory"
     limit = arch.registers_per_thread(facts.max_workgroup)
     if facts.vgprs > limit:

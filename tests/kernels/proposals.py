@@ -23,7 +23,7 @@ from tilewright_kit.types.errors import UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_tools.cli.problems.loading import load_operation
 
-__all__ = ["REQUESTS", "convolutions", "cover", "owner", "proposed", "requests"]
+__all__ = ["REQUESTS", "block_scales", "convolutions", "cover", "narrow_weights", "owner", "proposed", "requests"]
 
 Requests = Iterator[OperationRequest]
 FLOATS = ("fp32", "fp16", "bf16")

@@ -10,6 +10,8 @@ CPU = "native/include/tilewright/cpu"
 GPU = "native/include/tilewright/gpu"
 AMD = f"{GPU}/amd"
 AMD_LOOPS = "tests/native/test_amd_pipelines.py"
+EXPONENTS = f"{GPU}/gemm/exponents.hpp"
+EXPONENT_TESTS = "tests/gemm/test_exponent_scales.py::test_amd_kernels_scale_every_block"
 
 KERNEL_BUGS = [
     # CPUs
@@ -175,5 +177,62 @@ KERNEL_BUGS = [
         "return (uint32_t)(((line * chunks + chunk) ^ key(line)) * 16);",
         "return (uint32_t)(((line * chunks + chunk) ^ key(line / 2)) * 16);",
         f"tests/native/test_gpu_layouts.py tests/native/test_amd_fragments.py {AMD_LOOPS}",
+    ),
+    # exponents of blocks of 32
+    Bug(
+        "CPU: the least exponent stands for zero",
+        "native/include/tilewright/core/block_scales.hpp",
+        "x.bits == 0 ? 0x00400000u",
+        "x.bits == 0 ? 0u",
+        "tests/gemm/test_exponent_scales.py -k least_exponent",
+    ),
+    Bug(
+        "AMD, lanes: exponents of the first block for all groups of lanes",
+        EXPONENTS,
+        "block = k / 32 + layout().group(lane);",
+        "block = k / 32;",
+        f"{EXPONENT_TESTS} -k direct",
+    ),
+    Bug(
+        "AMD, lanes: all fragments of A have the first one's exponents",
+        EXPONENTS,
+        "i0 + i * lines + line_a",
+        "i0 + line_a",
+        f"{EXPONENT_TESTS} -k batch",
+    ),
+    Bug(
+        "AMD, strides: exponents of B are as far apart as those of A",
+        EXPONENTS,
+        "step_b = b.col_stride;",
+        "step_b = a.col_stride;",
+        f"{EXPONENT_TESTS} -k direct",
+    ),
+    Bug(
+        "AMD, strides: all items of a batch have the first one's exponents",
+        EXPONENTS,
+        "(const uint8_t*)b.ptr + item * b.batch_stride",
+        "(const uint8_t*)b.ptr",
+        f"{EXPONENT_TESTS} -k batch",
+    ),
+    Bug(
+        "AMD, tails: exponents beyond the last block are read",
+        EXPONENTS,
+        "const int64_t here = min_of(block, last);",
+        "const int64_t here = block;",
+        f"{EXPONENT_TESTS} -k direct",
+    ),
+    Bug(
+        "AMD, waits: exponents are a step late",
+        EXPONENTS,
+        "    block += groups;\n    fetch();",
+        "    fetch();\n    block += groups;",
+        f"{EXPONENT_TESTS} -k direct",
+    ),
+    Bug(
+        "AMD, strides: slices of k begin with the first exponents",
+        f"{GPU}/gemm/scaled.hpp",
+        "j0 + at.n0, range.begin, at.lane)",
+        "j0 + at.n0, 0, at.lane)",
+        f"{EXPONENT_TESTS} -k slices",
     ),
 ]

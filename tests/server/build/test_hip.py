@@ -25,6 +25,7 @@ from tilewright_server.build.pool import BuildPool, PoolOptions
 from tilewright_server.build.toolchains import hip_compilers
 from tilewright_server.build.toolchains.code_object import read_code_object
 from tilewright_server.build.toolchains.hip import HipToolchain, scratch_in_use, unbundled
+from tilewright_server.build.toolchains.private_memory import reaches_private_memory
 from tilewright_server.build.workers import helper as helper_module
 from tilewright_server.build.workers.process import Limits
 from tilewright_server.engine.call import Call
@@ -236,6 +237,20 @@ def test_scalar_registers_may_lie_in_lanes_of_vector_registers(
     assert scratch_in_use(replace(facts, sgpr_spills=8, scratch_bytes=40)) == 40
     assert scratch_in_use(replace(facts, sgpr_spills=0, scratch_bytes=4)) == 4
     assert scratch_in_use(replace(facts, sgpr_spills=8, vgpr_spills=1, scratch_bytes=8)) == 8
+
+
+@pytest.mark.parametrize("name", ["gfx1100", "gfx1201"])
+def test_memory_that_was_set_aside_and_is_not_reached_is_told_from_memory_in_use(
+    name: str, toolchain: HipToolchain, tmp_path: Path
+) -> None:
+    other = tilewright_arch.load(name)
+    images = {}
+    for kind, text in (("used", SCRATCH), ("none", SCALAR)):
+        (tmp_path / kind).mkdir()
+        unit = hip_unit(text, defines={"TW_ALLOW_SPILLS": "1"})
+        images[kind] = toolchain.compile(unit, tmp_path / kind, other).binary.read_bytes()
+    assert reaches_private_memory(images["used"], name) and not reaches_private_memory(images["none"], name)
+    assert reaches_private_memory(images["none"], "gfx942")  # whose code is not read
 
 
 def test_compiler_that_takes_too_long_is_killed_and_the_next_build_works(

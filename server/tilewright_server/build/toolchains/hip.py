@@ -20,6 +20,7 @@ from tilewright_server.build.toolchains.code_object import CodeObject, KernelFac
 from tilewright_server.build.toolchains.compilers import ALLOW_SPILLS, environment, without_folders, zig_environment
 from tilewright_server.build.toolchains.hip_compilers import FIX, HipCompiler, find_compiler
 from tilewright_server.build.toolchains.installed import InstalledToolchain
+from tilewright_server.build.toolchains.private_memory import reaches_private_memory
 from tilewright_server.build.toolchains.toolchain import Compiled, failure_of, log_tail
 from tilewright_server.build.workers.helper import HelperEndedError, HelperPool
 from tilewright_server.build.workers.process import Finished, run_limited
@@ -77,7 +78,7 @@ class HipToolchain(InstalledToolchain[HipCompiler]):
         image = unbundled(image, arch.toolchain.gpu_arch)
         code = _checked(unit, arch, image, log)
         log = "\n".join(filter(None, (log.strip(), *(resource_line(kernel) for kernel in code.kernels)))) + "\n"
-        _require_no_spills(unit, code, log)
+        _require_no_spills(unit, code, image, log)
         binary = workdir / f"kernel{self.binary_suffix}"
         binary.write_bytes(image)
         return Compiled(binary, log, time.monotonic() - begin)
@@ -179,13 +180,13 @@ def scratch_in_use(kernel: KernelFacts) -> int:
     return kernel.scratch_bytes if kernel.scratch_bytes > left else 0
 
 
-def _require_no_spills(unit: SourceUnit, code: CodeObject, log: str) -> None:
+def _require_no_spills(unit: SourceUnit, code: CodeObject, image: bytes, log: str) -> None:
     """Scalar registers that are kept in lanes of vector registers take no memory: they are no fault."""
     if ALLOW_SPILLS in unit.defines:
         return
     for kernel in code.kernels:
         scratch = scratch_in_use(kernel)
-        if kernel.vgpr_spills or scratch:
+        if kernel.vgpr_spills or (scratch and reaches_private_memory(image, code.target)):
             raise BuildFailedError(
                 f"{unit.name} needs more registers than there are: {kernel.vgpr_spills} would be spilled, with"
                 f" {scratch} bytes of memory a lane",
