@@ -218,11 +218,14 @@ def test_boxes_are_lines_of_a_block_or_of_a_page(cache: str, hdim: int, elements
     [
         (64, 8192, 0, "bf16", 1),  # work for all
         (1, 65536, 0, "bf16", 32),
-        (1, 65536, 16, "bf16", 32),
-        (64, 8192, 16, "bf16", 4),  # lengths differ: pieces are drawn
+        (1, 65536, 16, "bf16", 33),
+        (64, 8192, 16, "bf16", 3),  # lengths differ: pieces are drawn
+        (32, 8192, 16, "bf16", 5),
+        (16, 8192, 16, "bf16", 6),
+        (8, 16384, 16, "bf16", 8),
         (64, 4096, 16, "bf16", 2),
         (64, 4096, 16, "fp8", 1),
-        (256, 8192, 16, "bf16", 1),
+        (256, 8192, 16, "bf16", 2),
     ],
 )
 def test_keys_are_cut_where_workgroups_would_idle(batch: int, keys: int, page: int, cache: str, parts: int) -> None:

@@ -75,6 +75,9 @@ WIDE = [
     Case("fp16", hdim=(72, 72), seq=(90, 90), bias="rows", layout="bshd"),
     Case("fp16", hdim=(64, 64), seq=(77, 130), columns=True),
     Case("bf16", hdim=(128, 128), seq=(1, 700), heads=(8, 2), bias="head"),
+    Case("bf16", hdim=(320, 320), seq=(100, 300), mask="causal", heads=(4, 2)),
+    Case("fp16", hdim=(512, 512), seq=(65, 130), heads=(2, 2)),
+    Case("fp16", hdim=(576, 512), seq=(33, 200), mask="bottom", heads=(4, 1)),
 ]
 STEEP = [
     Case("bf16", hdim=(128, 128), seq=(130, 257), mask="bottom", heads=(4, 2)),

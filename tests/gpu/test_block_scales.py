@@ -70,7 +70,7 @@ def test_every_kernel_of_the_set_scales_every_block(torch: Any, client: tilewrig
         pytest.skip("the set is that of Hopper")
     arch = tilewright_arch.load("sm_90a")
     for config in KERNEL_SETS["block_scaled"].expand(arch, RULES):
-        if config.layout != "rcr" or (config.scale_b.value == "128x128") != (across == 128):
+        if config.layout != "rcr" or config.scale_b.value != f"{across}x128":
             continue
         for sizes in ((300, 1000, 400), (64, 136, 1024), (1, 64, 128)):
             check(torch, client, (*sizes[:2], sizes[2] // 16 * 16), across, config=config.to_dict())
@@ -81,3 +81,22 @@ def test_every_kernel_of_the_set_scales_every_block(torch: Any, client: tilewrig
 def test_slices_of_k_add_up(torch: Any, client: tilewright.Client, across: int, slices: int) -> None:
     for sizes in ((16, 256, 4096), (200, 256, 1152), (130, 300, 272)):
         check(torch, client, sizes, across, split_k=slices)
+
+
+@pytest.mark.parametrize("size", [(1, 128, 128), (70, 300, 250), (128, 512, 896)], ids=str)
+def test_exponents_scale_blocks_of_32(torch: Any, client: tilewright.Client, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    k = k // 16 * 16
+    made = torch.Generator("cuda").manual_seed(m)
+    values = [torch.randn(rows, k, generator=made, device="cuda").to(torch_dtype(torch, "fp8")) for rows in (m, n)]
+    bytes_ = [torch.randint(117, 137, (rows, -(-k // 32)), generator=made, device="cuda") for rows in (m, n)]
+    left, right = (
+        value.double() * torch.exp2(exponents.double() - 127).repeat_interleave(32, 1)[:, :k]
+        for value, exponents in zip(values, bytes_, strict=True)
+    )
+    scales = [exponents.to(torch.uint8) for exponents in bytes_]
+    out = torch.full((m, n), float("nan"), device="cuda")
+    client.gemm(values[0], values[1].t(), scale_a=scales[0], scale_b=scales[1], scale_block=((1, 32), (1, 32)), out=out)
+    torch.cuda.synchronize()
+    allowed = (left @ right.t()).abs() * 2.0**-22 + left.abs() @ right.abs().t() * 2.0**-11
+    assert bool(((out.double() - left @ right.t()).abs() <= allowed).all()), client.report

@@ -20,11 +20,16 @@ _MOST_TILES = 4
 """Tiles of rows up to which it pays: every one reads all keys."""
 _MOST_ROWS = 64
 """The same of specialised kernels."""
-_ROUNDS, _PIECE_KEYS = 7, {1: 8192, 2: 2048}
-"""Where lengths differ and there is work for all, specialised kernels draw pieces, in so many rounds at most, of at
-least so many keys, by bytes of an element: 64 sequences of up to 4096 and 8192 keys of bf16 took 8 and 18 % less than
-in one part (H200), where equal lengths take 1 to 3 % more; of fp8 2 % less, and 5 % more.
+_PIECE, _SHORT_PIECE, _TAIL = 0.8, 3.0, 0.25
+"""Where lengths differ, specialised kernels draw pieces, whose beginnings are hidden but for so many blocks of keys,
+more where a key has few bytes and its products take as long as its copy; and so much of a whole piece passes from when
+the first workgroups find none left to the end. A fit to seven batches of 8 to 128 sequences with up to 4096 to 16384
+keys of bf16 on an H200, in 1 to 16 parts (``bench/lab/ragged_decode.py``).
 """
+_LONG_KEY = 256
+"""Bytes of a long key."""
+_EQUAL_SHARE = 1 / 3
+"""How far equal lengths count where they are data: parts that suit those that differ cost equal ones up to 5 %."""
 _PER_UNIT = 2
 """Pieces for each unit: so many, for lengths differ."""
 _START = 9.0
@@ -84,9 +89,9 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
         slots = units * resident(config, device.arch)
         ragged = problem.varlen or problem.has("seqlens_k")
-        if ragged and decodes(config) and items >= slots:
-            pieces = problem.seq_k // _PIECE_KEYS[config.kv.bytes]
-            return max(min(pieces, ceil_div(_ROUNDS * slots, items), config.max_splits), 1)
+        if ragged and decodes(config) and not is_latent(config):
+            each = _PIECE if problem.hdim_q * config.kv.bytes >= _LONG_KEY else _SHORT_PIECE
+            return _uneven(problem.batch, items, blocks, slots, config.max_splits, each)
         return _even(items, blocks, slots, config.max_splits, ragged)
     wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
     return max(min(wanted, blocks, config.max_splits), 1)
@@ -100,5 +105,20 @@ def _even(items: int, blocks: int, slots: int, most: int, ragged: bool) -> int:
     def cost(parts: int) -> float:
         piece = ceil_div(blocks, parts) + _START
         return piece * (ceil_div(items * parts, slots) + _RAGGED * ragged) + parts * _PART
+
+    return min(range(1, min(most, blocks) + 1), key=cost)
+
+
+def _uneven(batch: int, items: int, blocks: int, slots: int, most: int, each: float) -> int:
+    """Parts for pieces that are drawn, where ``batch`` sequences have any lengths up to ``blocks``: short pieces end
+    together, and every one costs ``each`` blocks.
+    """
+
+    def cost(parts: int) -> float:
+        piece, begun = blocks / parts, each * items * parts / slots + parts * _PART
+        equal = piece * ceil_div(items * parts, slots)
+        longest = piece * batch / (batch + 1)
+        differing = max(items * blocks / (2 * slots) + _TAIL * longest, longest)
+        return begun + _EQUAL_SHARE * equal + (1 - _EQUAL_SHARE) * differing
 
     return min(range(1, min(most, blocks) + 1), key=cost)

@@ -2,9 +2,10 @@
 // sums of their own (the part, 64 x N), which are multiplied with the factors of their rows and columns and added to the
 // tile's sums, in fp32. Consumers do so one after the other, so that one multiplies while another scales.
 //
-// Factors come straight from memory, those of the next stage while this one is scaled. Rows (of the wgmma) take a
-// factor each, two for a thread and 64 rows, or one for all 64; columns one for 32 of them, or each its own: then a lane
-// loads the factor of one column of 32 and hands it to those who need it.
+// Factors come straight from memory, a few stages ahead, each stage's into registers of its own, as far as there are any
+// left: loads take longer than a stage where all multiprocessors are at work. Rows (of the wgmma) take a factor each,
+// two for a thread and 64 rows, or one for all 64; columns one for a block of them, or each its own: then a lane loads
+// the factor of one column of 32 and hands it to those who need it.
 #pragma once
 #include "tilewright/core/block_scales.hpp"
 #include "tilewright/gpu/platform.hpp"
@@ -72,9 +73,18 @@ struct BlockFactors {
   static constexpr int kRowBlock = Plan::swap ? Config::scale_columns : 1;
   static constexpr int kColumnBlock = Plan::swap ? 1 : Config::scale_columns;
   static constexpr int kRows = kRowBlock == 1 ? 2 : 1;
-  // Columns of a chunk lie in one block, and all columns in one.
+  // Columns of a chunk lie in one block. A consumer's columns begin at a multiple of their number.
   static constexpr bool kByChunk = kColumnBlock % 32 == 0 && Plan::columns % 32 == 0;
-  static constexpr int kColumns = kByChunk && kColumnBlock % Plan::columns == 0 ? 1 : kChunks;
+  static constexpr int kAligned = Plan::columns % 128 == 0 ? 128 : Plan::columns % 64 == 0 ? 64 : 32;
+  static constexpr int kBlocks = (Plan::columns + 128 - kAligned + 127) / 128;
+  static constexpr int kColumns = kByChunk ? kBlocks : kChunks;
+  // Scaling takes long where instructions have many sums, or columns a factor each: loads are then on their way before
+  // it begins. Elsewhere they follow it, for several stages.
+  static constexpr bool kEarly = Plan::columns * (kByChunk ? 1 : 2) > 128;
+  // Stages whose factors are loaded or under way.
+  using Registers = RegisterShares<Plan::consumers, Plan::accumulators + Plan::columns / 2 + Plan::joining>;
+  static constexpr int kRoom = Registers::consumer - 32 - Plan::accumulators - Plan::columns / 2;
+  static constexpr int kFit = kRoom / (kRepeats * kRows + kColumns), kDepth = kEarly || kFit < 1 ? 1 : kFit < 4 ? kFit : 4;
 
   struct Values {
     float row[kRepeats][kRows];
@@ -122,8 +132,8 @@ struct BlockFactors {
       for (int h = 0; h < kRows; h++) values.row[r][h] = gpu::load_constant<float>(rows[r][h]);
 #pragma unroll
     for (int q = 0; q < kColumns; q++) {
-      const char* const from = columns + inside(column + q * 32, column_end) / kColumnBlock * column_stride;
-      values.column[q] = gpu::load_constant<float>(from);
+      const int at = inside(column + q * (kByChunk ? kColumnBlock : 32), column_end);
+      values.column[q] = gpu::load_constant<float>(columns + at / kColumnBlock * column_stride);
     }
     if (left-- <= 0) return;
 #pragma unroll
@@ -139,7 +149,10 @@ struct BlockFactors {
     for_each_index<0, kChunks>([&](auto q) {
       const float low = values.row[kRepeat][0], high = values.row[kRepeat][kRows - 1];
       if constexpr (kByChunk) {
-        const float factor = values.column[kColumns == 1 ? 0 : q.value];
+        float factor = values.column[0];
+#pragma unroll
+        for (int c = 1; c < kColumns; c++)
+          if (column % kColumnBlock + q.value * 32 >= c * kColumnBlock) factor = values.column[c];
         StagePart<Plan>::template add<kRepeat, q.value>(low * factor, high * factor);
       } else {
         float each[8];
@@ -162,37 +175,48 @@ struct BlockFactors {
 template <class Plan>
 struct ScaledConsumer : Consumer<Plan> {
   using Base = Consumer<Plan>;
+  using Factors = BlockFactors<Plan>;
   using Base::Base, Base::barriers, Base::release, Base::ring, Base::x, Base::y;
 
   // The sums of `steps` stages, at least one.
-  TW_SM90 void multiply_scaled(int steps, BlockFactors<Plan> factors) {
+  TW_SM90 void multiply_scaled(int steps, Factors factors) {
     using Sums = AccumulatorsOf<Plan>;
-    typename BlockFactors<Plan>::Values next;
-    factors.load(next);
+    typename Factors::Values values[Factors::kDepth];
+#pragma unroll
+    for (int i = 0; i < Factors::kDepth; i++) factors.load(values[i]);
     Sums::template clear<0, Plan::repeats * Sums::chunks>();
 #pragma unroll 1
-    for (int step = 0; step < steps; step++) {
-      typename BlockFactors<Plan>::Values now;
-      barriers.wait_full(ring);
-      const Descriptor xs = x.moved(ring.stage * (Plan::x_bytes / 16)), ys = y.moved(ring.stage * (Plan::y_bytes / 16));
-      for_each_index<0, Plan::repeats>([&](auto r) {
-        wgmma_fence();
+    for (int step = 0; step < steps; step += Factors::kDepth) {
 #pragma unroll
-        for (int k = 0; k < Plan::k_steps; k++)
-          multiply_into<typename Plan::Text, StagePart<Plan>::set>(
-              Index<Plan::columns>{}, xs.plus(Base::x_offset(k) + r.value * Base::kXRepeat), ys.plus(Base::y_offset(k)),
-              k);
-        wgmma_commit();
-        wgmma_wait<0>();
-        if constexpr (r.value == Plan::repeats - 1) release(ring.stage);
-        if constexpr (r.value == 0) {  // not before: what waits for these must not hold up the products
-          now = next;
-          factors.load(next);
-        }
-        factors.template add_part<r.value>(now);
-      });
-      ring.next();
+      for (int i = 0; i < Factors::kDepth; i++)
+        if (i == 0 || step + i < steps) multiply_stage(factors, values[i]);
     }
+  }
+
+ private:
+  // The next stage, whose factors are there; then those that take their place are loaded.
+  TW_SM90 void multiply_stage(Factors& factors, typename Factors::Values& values) {
+    barriers.wait_full(ring);
+    const Descriptor xs = x.moved(ring.stage * (Plan::x_bytes / 16)), ys = y.moved(ring.stage * (Plan::y_bytes / 16));
+    typename Factors::Values early;
+    for_each_index<0, Plan::repeats>([&](auto r) {
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < Plan::k_steps; k++)
+        multiply_into<typename Plan::Text, StagePart<Plan>::set>(
+            Index<Plan::columns>{}, xs.plus(Base::x_offset(k) + r.value * Base::kXRepeat), ys.plus(Base::y_offset(k)),
+            k);
+      wgmma_commit();
+      wgmma_wait<0>();
+      if constexpr (r.value == Plan::repeats - 1) release(ring.stage);
+      if constexpr (Factors::kEarly && r.value == 0) {
+        early = values;
+        factors.load(values);
+      }
+      factors.template add_part<r.value>(Factors::kEarly ? early : values);
+    });
+    if constexpr (!Factors::kEarly) factors.load(values);
+    ring.next();
   }
 };
 
