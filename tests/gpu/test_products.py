@@ -154,3 +154,18 @@ def test_numpy_arrays_reach_the_gpu_too(torch: Any, client: tilewright.Client) -
     np.testing.assert_allclose(client.gemm(a, b), a @ b, rtol=1e-4, atol=1e-4)
     shared = client.asarray(a)
     np.testing.assert_allclose(client.gemm(shared, b), a @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "n", "k"), [("bf16", 1024, 4096), ("fp16", 264, 1000), ("fp32", 96, 777)])
+def test_rows_do_not_depend_on_their_number(torch: Any, client: tilewright.Client, dtype: str, n: int, k: int) -> None:
+    """With the strategy ``batch_invariant``: the same bits, by the same kernel."""
+    a, b = matrix(torch, 1000, k, dtype), matrix(torch, k, n, dtype, transposed=True)
+    whole = client.gemm(a, b, strategy="batch_invariant")
+    torch.cuda.synchronize()
+    kernels = set()
+    for rows in (1, 3, 16, 17, 64, 128, 333, 999):
+        part = client.gemm(a[:rows], b, strategy="batch_invariant")
+        torch.cuda.synchronize()
+        assert torch.equal(part, whole[:rows]), rows
+        kernels.add(tuple(client.report.kernels) if client.report else ())
+    assert len(kernels) == 1

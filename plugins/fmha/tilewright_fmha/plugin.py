@@ -38,6 +38,7 @@ from tilewright_fmha.vocabulary import (
     MAIN_FAMILIES,
     OPERATIONS,
     VARIANT_ALIASES,
+    Family,
 )
 from tilewright_kit.config.rules import RuleBook, Violation
 from tilewright_kit.contract.device import DeviceInfo
@@ -89,6 +90,14 @@ class FmhaOperation(FmhaSearch):
 
     def select_set(self, arch: ArchSpec, **options: Any) -> Sequence[FmhaConfig]:
         return select_set(arch, self.name, **options)
+
+    def row_sizes(self, problem: FmhaProblem) -> Sequence[str]:
+        """Sequences of a forward pass."""
+        return ("batch",) if self.name == ATTENTION and not problem.varlen else ()
+
+    def keeps_order(self, config: FmhaConfig, device: DeviceInfo) -> bool:  # noqa: ARG002
+        """How often split kernels cut the keys depends on how many sequences there are."""
+        return config.family is not Family.SPLITKV
 
     resized = staticmethod(resized_fmha)
     candidates = staticmethod(fmha_candidates)

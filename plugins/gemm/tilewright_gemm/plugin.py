@@ -24,10 +24,13 @@ from tilewright_gemm.plan.plan import plan_gemm, plan_pack_b
 from tilewright_gemm.problem.declaration import GEMM, PACK_B
 from tilewright_gemm.problem.pack_b import parse_pack_b
 from tilewright_gemm.problem.parse import parse_gemm
+from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.problem.resize import resized_gemm
 from tilewright_gemm.references.reference import reference_gemm, reference_pack_b
 from tilewright_gemm.references.samples import gemm_sample_inputs, gemm_samples, pack_b_samples
+from tilewright_gemm.vocabulary import Reduction
 from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.kernel_sets.declare import KernelSet
 from tilewright_kit.loading.hookspecs import hookimpl
@@ -68,6 +71,14 @@ class GemmOperation(GemmSearch):
     analysis_request = staticmethod(gemm_analysis_request)
     product_of = staticmethod(gemm_product)
     share_of = staticmethod(gemm_share)
+
+    def row_sizes(self, problem: GemmProblem) -> Sequence[str]:
+        """Rows of a product, and products of a batch; several products are of sizes of their own."""
+        return () if problem.grouped else ("m", "batch")
+
+    def keeps_order(self, config: GemmConfig, device: DeviceInfo) -> bool:
+        """On GPUs slices of K are added as they come, and Stream-K divides all tiles together."""
+        return config.reduction is Reduction.NONE and (device.kind == "cpu" or config.split_k == 1)
 
     def analysis_shape(self, config: GemmConfig) -> str:  # noqa: ARG002
         return DEFAULT_SHAPE

@@ -33,10 +33,12 @@ from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.strided_copy.operation import TransformOperation
 from tilewright_grouped_conv.vocabulary import VARIANT_ALIASES, Direction
 from tilewright_kit.config.rules import RuleBook
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.kernel_sets.declare import KernelSet
 from tilewright_kit.loading.hookspecs import hookimpl
+from tilewright_kit.types.vocabulary import Reduction
 
 __all__ = ["ConvOperation", "TransformOperation", "tilewright_operations"]
 
@@ -71,6 +73,14 @@ class ConvOperation(ConvSearch):
 
     def samples(self) -> Iterable[OperationRequest]:
         return conv_samples(self.direction)
+
+    def row_sizes(self, problem: ConvProblem) -> Sequence[str]:
+        """Images, over which the weights' gradient sums."""
+        return () if problem.direction is Direction.BACKWARD_WEIGHT else ("images",)
+
+    def keeps_order(self, config: ConvConfig, device: DeviceInfo) -> bool:  # noqa: ARG002
+        """Kernels that do not cut the reduction."""
+        return config.split_k == 1 and config.streamk is Reduction.NONE
 
     resized = staticmethod(resized_conv)
     candidates = staticmethod(conv_candidates)

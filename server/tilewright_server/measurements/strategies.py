@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright_kit.loading.loader import PluginManager
+from tilewright_kit.selection.invariant import BatchInvariant
 from tilewright_kit.selection.learned import LearnedModels
 from tilewright_kit.selection.measured import Auto, Measured
 from tilewright_kit.selection.measurements import MeasurementSource, ShippedMeasurements
@@ -22,15 +23,15 @@ __all__ = ["Generations", "measured_strategies"]
 
 
 def measured_strategies(plugins: PluginManager, database: Path | None, lock: Path | None) -> dict[str, Strategy]:
-    """``measured`` and ``auto`` by name, and ``frozen`` where there is a file for its choices. The user's own database,
-    if there is one, is laid over shipped files and learned models.
+    """``measured``, ``auto`` and ``batch_invariant`` by name, and ``frozen`` where there is a file for its choices. The
+    user's own database, if there is one, is laid over shipped files and learned models.
     """
     sources: list[MeasurementSource] = [ShippedMeasurements(plugins.measurements)]
     if database is not None:
         sources.append(PerfDatabase(database))
     measured = Measured(sources, LearnedModels(plugins.models, plugins.operations, _evaluator))
     auto = Auto(measured)
-    found: dict[str, Strategy] = {"measured": measured, "auto": auto}
+    found: dict[str, Strategy] = {"measured": measured, "auto": auto, "batch_invariant": BatchInvariant()}
     return found if lock is None else {**found, "frozen": Frozen(SelectionLock(lock), auto)}
 
 

@@ -113,7 +113,7 @@ class Settings:
         kinds.text,
         "Selection strategy of requests that name none. `auto` goes by measurements where the device's kind was"
         " measured, else by the model; `frozen` does so once for each problem and keeps the choice in"
-        " `selection_lock`.",
+        " `selection_lock`; with `batch_invariant` a row's result does not depend on the number of rows.",
     )
     selection_lock: Path | None = _setting(  # noqa: RUF009
         None,

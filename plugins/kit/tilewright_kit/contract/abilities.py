@@ -36,6 +36,7 @@ __all__ = [
     "ReadsForeignConfigs",
     "RejectsDevices",
     "Resizes",
+    "RowInvariant",
     "SamplesInputs",
     "Searchable",
     "Tunable",
@@ -169,6 +170,23 @@ class Resizes(Protocol):
 
     def resized(self, problem: Any, sizes: Mapping[str, int]) -> Any | None:
         """The problem with sizes as ``Problem.describe`` names them; None if they make none of this kind."""
+        ...
+
+
+@runtime_checkable
+class RowInvariant(Protocol):
+    """Has rows whose results do not depend on one another, and knows which kernels add up each row's products in an
+    order that follows from the configuration and the other sizes alone.
+    """
+
+    def row_sizes(self, problem: Any) -> Sequence[str]:
+        """Names, as ``Problem.describe`` gives them, of the sizes that count rows, the one that varies most first;
+        empty if rows depend on one another.
+        """
+        ...
+
+    def keeps_order(self, config: Any, device: DeviceInfo) -> bool:
+        """True if the order of a row's sums does not depend on how many rows there are."""
         ...
 
 

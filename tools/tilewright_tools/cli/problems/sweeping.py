@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from tilewright_kit.commands.cases import Case
+    from tilewright_kit.selection.strategies import Strategy
     from tilewright_server.engine.engine import Engine
     from tilewright_server.measurements.database import PerfDatabase
     from tilewright_tools.tuning.measure.setup import Setup
@@ -61,6 +62,9 @@ Explore = Annotated[
 ]
 AsOracle = Annotated[
     bool, typer.Option("--oracle", help="Judge the server's choice: the wide space, the fastest in interleaved draws.")
+]
+Strategies = Annotated[
+    str, typer.Option(help="Time what these strategies choose, comma-separated, and compare them with the first.")
 ]
 Draws = Annotated[int, typer.Option(min=1, help="With --oracle: rounds in which the fastest are timed in turns.")]
 Finalists = Annotated[int, typer.Option(min=0, help="Kernels that are timed again with all samples.")]
@@ -109,6 +113,7 @@ def _options(
     finalists: Finalists = 4,
     oracle: AsOracle = False,
     draws: Draws = 5,
+    strategies: Strategies = "",
     check: Check = True,
     peer: Peer = "",
     seed: Seed = None,
@@ -181,7 +186,7 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
     setup, path = _setup(given["cache_dir"], given["database"], given["workers"], given["plugin"])
     if given["resume"] and given["output"] is None:
         raise typer.BadParameter("there is nothing to resume without --output", param_hint="--resume")
-    run = _Run(setup, options, problems, _shard(given["shard"]), oracle, given["draws"])
+    run = _Run(setup, options, problems, _shard(given["shard"]), oracle, given["draws"], _words(given["strategies"]))
     with ExitStack() as stack:
         run.open(stack, given["output"], given["resume"], path if given["record"] else None)
         run.all()
@@ -223,6 +228,7 @@ class _Run:
     shard: slice
     oracle: bool = False
     draws: int = 5
+    strategies: Sequence[str] = ()
     results: list[Result] = field(default_factory=list)
     peers: dict[Case, PeerTime] = field(default_factory=dict)
     told: int = 0
@@ -246,9 +252,14 @@ class _Run:
         from tilewright_kit.selection.measured import Auto, Measured
         from tilewright_kit.selection.measurements import ShippedMeasurements
         from tilewright_server.measurements.strategies import measured_strategies
+        from tilewright_tools.tuning.choices import Choices
         from tilewright_tools.tuning.oracle import Oracle
         from tilewright_tools.tuning.sweep import Sweep
 
+        if self.strategies:
+            return Choices(
+                engine, self.setup, self.options, {name: _strategy(engine, name) for name in self.strategies}
+            )
         if not self.oracle:
             return Sweep(engine, self.setup, self.options)
         # By what plugins ship: the user's own measurements may be of these very problems. Beside it, the choice without
@@ -322,6 +333,7 @@ class _Run:
 
     def show(self, as_json: bool, full_names: bool) -> None:
         """The summary."""
+        from tilewright_tools.tuning.choices import Choices
         from tilewright_tools.tuning.summary import summarise
 
         lines = summarise(self.cases, self.results, self.peers)
@@ -344,6 +356,8 @@ class _Run:
             from tilewright_tools.tuning.oracle import score
 
             note(str(score(self.results) or "no problem was timed twice"))
+        for told in self.sweep.told(self.results) if isinstance(self.sweep, Choices) else ():
+            note(told)
         late, others = self._skipped()
         for reason, count in others.items():
             note(f"{count} kernel{'s' * (count > 1)} skipped: {reason}")
@@ -351,6 +365,14 @@ class _Run:
             note(f"{late} kernels were skipped; allow more --seconds (or --budget) to have them measured")
         if self.database is not None:
             note(f"recorded in {self.database.path}")
+
+
+def _strategy(engine: Engine, name: str) -> Strategy:
+    """One of the engine's, by what plugins ship: the user's own measurements are left alone."""
+    if name not in engine.strategies:
+        known = ", ".join(sorted(engine.strategies))
+        raise typer.BadParameter(f"there is no strategy {name}; there are {known}", param_hint="--strategies")
+    return engine.strategies[name]
 
 
 def _shard(text: str) -> slice:
