@@ -354,11 +354,19 @@ class Service:
         bound.owner = owner
         return session.bind(bound, self.attachments.publisher(session, bound))
 
-    def launch(self, session: Session, binding_id: int, cancellation: Cancellation | None = None) -> Outcome:
-        """Run a binding, in this thread, to its end."""
+    def launch(
+        self,
+        session: Session,
+        binding_id: int,
+        cancellation: Cancellation | None = None,
+        *,
+        patient: bool = True,
+    ) -> Outcome:
+        """Run a binding, in this thread, to its end. Unless it is ``patient``, ``WouldWaitError`` is raised where that
+        would have to wait for others."""
         bound = session.binding(binding_id)
         call = Call.within(bound.timeout_s, cancellation, session.client)
-        call.owner = session
+        call.owner, call.patient = session, patient
         pins = (bound,)
         session.pin(pins)
         try:

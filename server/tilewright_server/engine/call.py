@@ -10,7 +10,7 @@ from typing import Protocol
 from tilewright_kit.types.errors import CancelledError, DeadlineError
 from tilewright_server.engine.client import ANONYMOUS, Client
 
-__all__ = ["Call", "Cancellation", "Owner"]
+__all__ = ["Call", "Cancellation", "Owner", "WouldWaitError"]
 
 
 class Owner(Protocol):
@@ -18,6 +18,10 @@ class Owner(Protocol):
 
     @property
     def closed(self) -> bool: ...
+
+
+class WouldWaitError(Exception):
+    """A call that is to be made at once, or not at all, would have to wait. Nothing was done."""
 
 
 class Cancellation:
@@ -70,7 +74,7 @@ class Call:
     call object serves one request at a time.
     """
 
-    __slots__ = ("build_ns", "cancellation", "client", "deadline", "owner", "plan_cached", "plan_ns")
+    __slots__ = ("build_ns", "cancellation", "client", "deadline", "owner", "patient", "plan_cached", "plan_ns")
 
     def __init__(
         self, deadline: float | None = None, cancellation: Cancellation | None = None, client: Client = ANONYMOUS
@@ -79,6 +83,8 @@ class Call:
         self.client = client
         self.cancellation = cancellation
         self.owner: Owner | None = None
+        self.patient = True
+        """False: it raises ``WouldWaitError`` where it would have to wait for others."""
         self.plan_ns = 0
         self.build_ns = 0
         self.plan_cached = False

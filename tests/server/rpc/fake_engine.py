@@ -25,7 +25,7 @@ from tilewright_kit.types.errors import (
     TilewrightError,
     UnavailableError,
 )
-from tilewright_server.engine.call import Call
+from tilewright_server.engine.call import Call, WouldWaitError
 from tilewright_server.engine.kernels.names import Catalogs
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.shm import view
@@ -78,6 +78,8 @@ class FakePrepared:
     problem: Any = None
     program: Any = None
     values: Any = None
+    successor: Any = None
+    lost: bool = False
 
     def check(self, addresses: Sequence[int]) -> None:
         assert len(addresses) == len(self.operands)
@@ -137,9 +139,13 @@ class FakeEngine:
         with self._idle:
             self._active += 1
         try:
-            with self._running:
+            if not self._running.acquire(blocking=call.patient):
+                raise WouldWaitError
+            try:
                 call.check()
                 return self._copy(prepared, addresses)
+            finally:
+                self._running.release()
         finally:
             self._room.release()
             with self._idle:
@@ -157,7 +163,7 @@ class FakeEngine:
         size = x.desc.dtype.bytes
         if x.desc.is_contiguous and y.desc.is_contiguous:
             ctypes.memmove(addresses[1], addresses[0], x.desc.nbytes)
-            return Outcome(1)
+            return Outcome(max(1, int(prepared.seconds * 1e9)))
         for index in _indices(x.desc.shape):
             source = sum(i * s for i, s in zip(index, x.desc.strides, strict=True)) * size
             target = sum(i * s for i, s in zip(index, y.desc.strides, strict=True)) * size

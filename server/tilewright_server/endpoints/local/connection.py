@@ -22,7 +22,9 @@ from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
 from tilewright_server.endpoints.local.calls import Calls
 from tilewright_server.endpoints.local.listener import check_peer
 from tilewright_server.endpoints.local.seqpacket import MAX_PACKET, Wire, close_all
+from tilewright_server.endpoints.local.shared_thread import SharedThread
 from tilewright_server.endpoints.rpc.transport.tracing import PacketTrace, Tracer
+from tilewright_server.engine.call import WouldWaitError
 from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.protocol.errors import as_tilewright_error
@@ -39,6 +41,7 @@ from tilewright_server.protocol.frames import (
 from tilewright_server.session.processes import is_known
 
 if TYPE_CHECKING:
+    from tilewright_server.engine.types import Outcome
     from tilewright_server.service import Service
     from tilewright_server.session.attachments import Attachment
     from tilewright_server.session.session import Session
@@ -55,6 +58,11 @@ MAX_CONTEXT = 1008
 _EVENTS = WAIT | RECORD
 _ANSWERED = REPLY | TIME
 _LAUNCH_REPLY = Kind.LAUNCH | REPLY_KIND
+SHORT_NS = 20_000
+"""A launch that takes no longer on a CPU may be made by a thread that others wait for."""
+ROW = 16
+"""After so many launches of that kind, one after the other, a connection is read by that thread."""
+_MAX_SHORT = 1024
 
 
 class Registry(Protocol):
@@ -62,6 +70,12 @@ class Registry(Protocol):
 
     tracer: Tracer | None
     """Recorder of what clients want traced."""
+    launches: SharedThread
+
+    @property
+    def crowded(self) -> bool:
+        """True if connections are so many that one thread had better serve their launches."""
+        ...
 
     def admit(self, connection: Connection, session: Session) -> None:
         """Count one more of a session. Raises ``ResourceExhaustedError``."""
@@ -84,7 +98,7 @@ class Connection:
         self.client = client
         self._allowed = allowed
         self._service = service
-        self._wire = Wire(accepted)
+        self.wire = Wire(accepted)
         self._registry = registry
         self._session: Session | None = None
         self._forget: Callable[[], None] | None = None
@@ -94,6 +108,10 @@ class Connection:
         self._tracer = registry.tracer
         self._context = b""
         """Trace that the next packet is part of."""
+        self._short: set[int] = set()
+        """Bindings whose launches are short."""
+        self._row = 0
+        """Launches of these since something else was asked for."""
 
     def run(self) -> None:
         """Serve until either side ends it; then everything that was made over it ends."""
@@ -120,7 +138,7 @@ class Connection:
         self._ended.set()
         if attachment is not None:
             attachment.close()
-        self._wire.shut(how)
+        self.wire.shut(how)
 
     def _end(self) -> None:
         session = self._session
@@ -129,7 +147,7 @@ class Connection:
                 self._forget()
             if self._attachment is not None:
                 self._attachment.close()
-            self._wire.close()
+            self.wire.close()
             if session is not None:
                 session.end_of(self)
         except Exception:
@@ -140,7 +158,7 @@ class Connection:
     # The first packet
 
     def _introduced(self) -> bool:
-        wire = self._wire
+        wire = self.wire
         wire.wait_at_most(HELLO_TIMEOUT_S)
         descriptors: list[int] = []
         slot = sequence = 0
@@ -203,17 +221,22 @@ class Connection:
     # All others
 
     def _serve(self) -> None:
-        wire = self._wire
+        wire = self.wire
         descriptors: list[int] = []
         while True:
             try:
-                data = wire.receive(descriptors)
+                if self._row < ROW or not self._registry.crowded:
+                    data = wire.receive(descriptors)
+                else:
+                    data = self._registry.launches.receive(self, descriptors)
                 if not data:
                     return
                 if data[0] == Kind.LAUNCH and not descriptors:
                     self._launches(data)
-                elif self._other(data, descriptors):
-                    return
+                else:
+                    self._row = 0
+                    if self._other(data, descriptors):
+                        return
             except TilewrightError as error:  # noqa: PERF203 - the connection goes on
                 kind, slot, sequence = _named(wire.head)
                 wire.send(error_packet(kind, slot, sequence, error))
@@ -224,9 +247,11 @@ class Connection:
     def _launches(self, data: memoryview) -> None:
         if len(data) % HEADER_BYTES or len(data) > MAX_FRAMES * HEADER_BYTES:
             raise malformed(f"a packet of launches is 1 to {MAX_FRAMES} whole headers", f"{len(data)} bytes")
-        session, service, send = self._session, self._service, self._wire.send
+        session, service, send = self._session, self._service, self.wire.send
         assert session is not None, "HELLO comes first"
         trace = self._trace("Launch") if self._context else None
+        alone = len(data) == HEADER_BYTES
+        self._row = self._row + 1 if alone else 0
         for kind, flags, slot, sequence, value in HEADER.iter_unpack(data):
             try:
                 if kind != Kind.LAUNCH:
@@ -235,11 +260,14 @@ class Connection:
                     raise _no_events(slot)
                 outcome = service.launch(session, value)
             except Exception as error:  # noqa: PERF203 - one failure must not end the others
+                self._row = 0
                 failure = as_tilewright_error(error)
                 if trace is not None:
                     trace.failed(failure)
                 send(error_packet(kind, slot, sequence, failure))
             else:
+                if alone and value not in self._short:
+                    self._learn(session, value, outcome)
                 if trace is not None:
                     trace.launched(outcome)
                 if flags & _ANSWERED:
@@ -251,6 +279,40 @@ class Connection:
         """Trace of the packet that was read, if its client wants one."""
         context, self._context = self._context, b""
         return self._tracer.packet(context, method, self.client) if self._tracer is not None and context else None
+
+    def _learn(self, session: Session, binding: int, outcome: Outcome) -> None:
+        """Note whether launches of a binding are short."""
+        if outcome.device_ns >= SHORT_NS or session.binding(binding).prepared.device.kind != "cpu":
+            self._row = 0
+            return
+        if len(self._short) >= _MAX_SHORT:
+            self._short.clear()
+        self._short.add(binding)
+
+    def launch_at_once(self, data: memoryview) -> bool | bytes:
+        """See ``Launches``."""
+        session = self._session
+        if len(data) != HEADER_BYTES or session is None:
+            return False
+        kind, flags, slot, sequence, value = HEADER.unpack(data)
+        if kind != Kind.LAUNCH or flags & _EVENTS or value not in self._short:
+            return False
+        try:
+            prepared = session.binding(value).binding.target.prepared
+            if prepared.successor is not None or prepared.lost:
+                return False
+            outcome = self._service.launch(session, value, patient=False)
+        except WouldWaitError:
+            return False
+        except Exception as error:
+            reply = error_packet(kind, slot, sequence, as_tilewright_error(error))
+        else:
+            if outcome.device_ns >= SHORT_NS:
+                self._short.discard(value)
+            if not flags & _ANSWERED:
+                return True
+            reply = HEADER.pack(_LAUNCH_REPLY, 0, slot, sequence, outcome.device_ns)
+        return self.wire.send_at_once(reply) or reply
 
     def _other(self, data: memoryview, descriptors: list[int]) -> bool:
         """Serve a packet of any other kind. True when the connection is not this thread's to read any more."""
@@ -274,7 +336,7 @@ class Connection:
         except OSError:
             raise
         except Exception as error:
-            self._wire.send(error_packet(kind, slot, sequence, as_tilewright_error(error)))
+            self.wire.send(error_packet(kind, slot, sequence, as_tilewright_error(error)))
             return False
 
     def _call(self, slot: int, sequence: int, method: int, payload: bytes, descriptors: list[int]) -> None:
@@ -294,7 +356,7 @@ class Connection:
             trace.end()
         message = answer.message.SerializeToString()
         try:
-            self._wire.send(packet(Kind.CALL | REPLY_KIND, 0, slot, sequence, answer.value, message), answer.descriptor)
+            self.wire.send(packet(Kind.CALL | REPLY_KIND, 0, slot, sequence, answer.value, message), answer.descriptor)
         finally:
             if answer.descriptor >= 0:
                 os.close(answer.descriptor)
@@ -307,19 +369,19 @@ class Connection:
         self._context = b""
         traced = None if self._tracer is None else partial(self._tracer.attached, self.client)
         device = _device_id(payload)
-        attachment = attachments.attach(session, device, self._wire.socket.fileno(), self._ended.set, traced)
+        attachment = attachments.attach(session, device, self.wire.socket.fileno(), self._ended.set, traced)
         self._attachment = attachment
         if session.closed or self._ended.is_set():  # whoever ended it meanwhile did not know of the attachment
             return
         try:
             attachments.publish(attachment)
         except TilewrightError as error:  # the device reads the connection already: it must end, after the answer
-            self._wire.send(error_packet(Kind.ATTACH, slot, sequence, error))
+            self.wire.send(error_packet(Kind.ATTACH, slot, sequence, error))
             return
         with contextlib.suppress(OSError):
-            self._wire.send(packet(Kind.ATTACH | REPLY_KIND, 0, slot, sequence))
+            self.wire.send(packet(Kind.ATTACH | REPLY_KIND, 0, slot, sequence))
         # The device has its own copy. With ours open, the client would not see the end of the device's process.
-        self._wire.close()
+        self.wire.close()
         self._ended.wait()
 
 

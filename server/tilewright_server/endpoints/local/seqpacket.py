@@ -20,6 +20,7 @@ SEND_TIMEOUT_S = 10.0
 """A client that does not take replies for so long is given up."""
 _SPACE = socket.CMSG_SPACE((MAX_PARTS + 1) * 4)
 """For one descriptor more than a packet may carry, so that it shows."""
+_NOW = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _LOST = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _TIMEVAL = struct.Struct("@ll")
 
@@ -40,14 +41,16 @@ class Wire:
         """How long ``receive`` waits; 0: for ever."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
-    def receive(self, descriptors: list[int]) -> memoryview:
+    def receive(self, descriptors: list[int], *, wait: bool = True) -> memoryview:
         """The next packet, valid until the next call; empty at the end of the connection.
 
         What comes with it is appended to ``descriptors``, whose holder closes them, also on errors. Raises ``OSError``
-        (``BlockingIOError`` when ``wait_at_most`` has passed); ``InvalidArgumentError`` for a packet that is too large,
-        ``ResourceExhaustedError`` if the server has no descriptor to spare.
+        (``BlockingIOError`` when ``wait_at_most`` has passed, or there is none now and it is not to ``wait``);
+        ``InvalidArgumentError`` for a packet that is too large, ``ResourceExhaustedError`` if the server has no
+        descriptor to spare.
         """
-        count, ancillary, flags, _ = self._receive((self._buffer,), _SPACE, socket.MSG_CMSG_CLOEXEC)
+        how = socket.MSG_CMSG_CLOEXEC if wait else _NOW
+        count, ancillary, flags, _ = self._receive((self._buffer,), _SPACE, how)
         if ancillary:
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -91,6 +94,14 @@ class Wire:
             return
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
         self.socket.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+
+    def send_at_once(self, data: bytes) -> bool:
+        """``send``, if the client has room for it now."""
+        try:
+            self.socket.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
     def shut(self, how: int = socket.SHUT_RDWR) -> None:
         """Wake whoever waits in ``receive`` or ``send``, from any thread."""

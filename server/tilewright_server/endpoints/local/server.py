@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.endpoints.local.connection import Connection
 from tilewright_server.endpoints.local.listener import LocalListener, peer_client
+from tilewright_server.endpoints.local.shared_thread import SharedThread
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer
 from tilewright_server.protocol.frames import Kind, error_packet
 from tilewright_server.protocol.inherited import Inherited
@@ -28,6 +29,8 @@ __all__ = ["LocalServer"]
 
 log = logging.getLogger("tilewright.transport.local")
 
+FEW = 8
+"""Up to so many connections are each served by a thread of their own."""
 BUSY_S = 0.05
 """Pause after a failure to accept: the process has no descriptors left, most likely."""
 
@@ -54,6 +57,7 @@ class LocalServer:
         self._open: dict[Connection, threading.Thread] = {}
         self._sessions: dict[Connection, Session] = {}
         self._draining = False
+        self.launches = SharedThread()
         self._accepting = threading.Thread(target=self._accept, name="local-accept", daemon=True)
         self._listener = LocalListener(path, access, inherited)
 
@@ -90,7 +94,10 @@ class LocalServer:
         _join([*threads.values(), self._accepting], deadline)
         if not self._accepting.is_alive():
             self._listener.end()
-        return not self._open
+        if self._open:
+            return False
+        self.launches.close()
+        return True
 
     def shared(self) -> list[tuple[int, str]]:
         """Descriptors for a successor, with their names."""
@@ -101,6 +108,11 @@ class LocalServer:
         self._listener.leave()
 
     # For connections
+
+    @property
+    def crowded(self) -> bool:
+        """True if connections are more than a few."""
+        return len(self._open) > FEW
 
     def admit(self, connection: Connection, session: Session) -> None:
         """Count one more of a session."""

@@ -9,7 +9,7 @@ import time
 
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
 from tilewright_server.build.fair_queue import FairQueue, Place
-from tilewright_server.engine.call import Call
+from tilewright_server.engine.call import Call, WouldWaitError
 
 __all__ = ["Admission", "Waiter"]
 
@@ -66,6 +66,8 @@ class Admission:
             if self._free >= weight and not self._waiting:
                 self._free -= weight
                 return None
+            if not call.patient:
+                raise WouldWaitError
             of_process = self._queue.of_process(call.client)
             if of_process >= self._limit - self._waiting:
                 raise self._full(of_process)
