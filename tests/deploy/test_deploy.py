@@ -6,12 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.main import get_command
 
+import tilewright
 from tilewright_server.endpoints.local.listener import local_path
 from tilewright_server.settings import TABLE
 from tilewright_tools.cli.app import app
@@ -22,14 +26,20 @@ FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suf
 VARIABLES = {row.env for row in TABLE} | {"TILEWRIGHT_TARGET"}
 
 
-def manifest() -> dict[str, Any]:
+KUBERNETES = DEPLOY / "kubernetes"
+OBJECTS = ["pod/deployment.yaml", "gpu/claim.yaml", "node/claim.yaml", "node/daemonset.yaml"]
+VERSION = "1.34"
+"""The first of Kubernetes that has claims as they stand here."""
+
+
+def manifest(name: str = "pod/deployment.yaml") -> dict[str, Any]:
     yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with kubernetes-validate")
-    found = yaml.safe_load((DEPLOY / "kubernetes" / "deployment.yaml").read_text("utf-8"))
+    found = yaml.safe_load((KUBERNETES / name).read_text("utf-8"))
     assert isinstance(found, dict)
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_variables_are_settings_and_commands_exist(path: Path) -> None:
     text = path.read_text("utf-8")
     assert set(re.findall(r"\bTILEWRIGHT_[A-Z_]+", text)) <= VARIABLES
@@ -60,9 +70,50 @@ def test_scripts_say_how_they_are_used_and_what_is_missing(tmp_path: Path) -> No
     assert (done.returncode, "there is no wheel" in done.stderr) == (1, True)
 
 
-def test_the_manifest_is_valid() -> None:
+@pytest.mark.parametrize("name", OBJECTS)
+def test_manifests_are_valid(name: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    validate.validate(manifest(), "1.31", strict=True)
+    validate.validate(manifest(name), VERSION, strict=True)
+
+
+def test_the_schemas_see_a_mistake() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    wrong = manifest("node/daemonset.yaml")
+    wrong["spec"]["template"]["spec"]["resourceClaims"][0]["resourceClaimTemplate"] = "tilewright-node-gpu"
+    with pytest.raises(validate.ValidationError):
+        validate.validate(wrong, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("folder", ["pod", "gpu", "node"])
+def test_what_kustomize_makes_is_valid(folder: str) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with kubernetes-validate")
+    validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
+    done = subprocess.run(["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, check=True)
+    made = list(yaml.safe_load_all(done.stdout))
+    for item in made:
+        validate.validate(item, VERSION, strict=True)
+    claims = {item["metadata"]["name"] for item in made if item["kind"] == "ResourceClaimTemplate"}
+    (workload,) = (item for item in made if item["kind"] != "ResourceClaimTemplate")
+    spec = workload["spec"]["template"]["spec"]
+    assert {item["resourceClaimTemplateName"] for item in spec.get("resourceClaims", ())} == claims
+    containers = [*spec["initContainers"], *spec["containers"]]
+    using = {item["name"] for item in containers if "claims" in item["resources"]}
+    assert using == {"pod": set(), "gpu": {"tilewright", "app"}, "node": {"tilewright"}}[folder]
+    assert all(item["image"] == f"tilewright:{'cpu' if folder == 'pod' else 'cuda'}" for item in containers)
+
+
+def test_clients_of_a_node_find_its_server() -> None:
+    spec = manifest("node/daemonset.yaml")["spec"]["template"]["spec"]
+    env = {item["name"]: item["value"] for item in spec["containers"][0]["env"]}
+    command = spec["initContainers"][0]["command"]
+    assert env["TILEWRIGHT_LISTEN"] == f"unix:{command[-1]}/tilewright.sock"
+    assert spec["volumes"][0]["hostPath"]["path"] == command[-1]
+    user, group = (command[command.index(flag) + 1] for flag in ("-o", "-g"))
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (int(user), int(group))
+    assert env["TILEWRIGHT_SOCKET_GROUP"] == group
+    assert float(env["TILEWRIGHT_GRACE_S"]) < spec["terminationGracePeriodSeconds"]
 
 
 def test_server_and_application_of_the_pod_meet() -> None:
@@ -85,11 +136,56 @@ def test_the_sockets_of_the_unit_are_those_that_the_server_listens_on() -> None:
     assert sockets == {"ListenStream": listen, "ListenSequentialPacket": str(local_path(Path(listen)))}
 
 
-def test_the_unit_is_valid(tmp_path: Path) -> None:
+@pytest.fixture
+def units(tmp_path: Path) -> list[Path]:
+    """Both units, with a program that is there."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
-    text = (DEPLOY / "systemd" / "tilewright.service").read_text("utf-8")
-    unit = tmp_path / "tilewright.service"
-    unit.write_text(re.sub(r"^(ExecStart=)\S+", r"\1/bin/true", text, flags=re.MULTILINE))
-    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
-    assert "tilewright.service:" not in done.stderr, done.stderr
+    found = []
+    for name in ("tilewright.service", "tilewright.socket"):
+        text = (DEPLOY / "systemd" / name).read_text("utf-8")
+        found.append(tmp_path / name)
+        found[-1].write_text(re.sub(r"^(ExecStart=)\S+", r"\1/bin/true", text, flags=re.MULTILINE))
+    return found
+
+
+def verified(units: list[Path]) -> str:
+    command = ["systemd-analyze", "verify", "--man=no", *units]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_units_are_valid(units: list[Path]) -> None:
+    said = verified(units)
+    assert not re.search(r"tilewright\.(service|socket):", said), said
+    with units[1].open("a") as file:
+        file.write("[Socket]\nBacklogs=1\n")
+    assert "tilewright.socket:" in verified(units), "a mistake is seen"
+
+
+@pytest.mark.extended
+def test_systemd_hands_its_sockets_over(tmp_path: Path) -> None:
+    """By its own program for that. (The unit itself needs a machine that systemd has started.)"""
+    if shutil.which("systemd-socket-activate") is None:
+        pytest.skip("needs systemd-socket-activate")
+    path, cache = tmp_path / "s.sock", tmp_path / "cache"
+    settings = {"LISTEN": f"unix:{path}", "CACHE_DIR": str(cache), "DEVICE": "cpu:0", "SOCKET_MODE": "666"}
+    environment = [f"--setenv=TILEWRIGHT_{name}={value}" for name, value in settings.items()]
+    environment += [f"--setenv={name}={os.environ[name]}" for name in ("HOME", "PATH")]
+    tmp_path.chmod(0o700)
+    command = ["systemd-socket-activate", f"--listen={path}", *environment]
+    serve = [sys.executable, "-m", "tilewright_tools.cli", "serve"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([*command, *serve], stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        inode = path.stat().st_ino
+        with tilewright.connect(f"unix:{path}", launch="server") as client:
+            assert client.gemm(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)).sum() == 4
+        process.terminate()
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        assert path.stat().st_ino == inode, "the socket is systemd's"
+    finally:
+        process.kill()
+        process.wait()
