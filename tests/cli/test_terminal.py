@@ -10,10 +10,13 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tilewright as tw
 from tilewright_kit.config.naming import alias_of
 
 NAME = "grouped_conv_bwd_weight_fp32_nhwgc_2d_compv3_cshuffle_intrawave_128x64x16_2x2x1_32x32x8_vec4x4x4"
@@ -164,6 +167,38 @@ def test_an_explanation_is_read_at_80_columns(target):
     assert re.search(r"^1 +@[0-9a-f]{8} .*\d+\.\d +(model|measured|neighbours|learned)", told, re.MULTILINE)
     assert re.search(r"^runner-up @[0-9a-f]{8}: ", told, re.MULTILINE)
     assert re.search(r"^decided by auto: ", told, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [("health", "--ready"), ("status",), ("sessions",), ("top", "--once", "-i", "0.5")])
+def test_a_server_is_watched_at_80_columns(target, words):
+    a = np.ones((8, 8), np.float32)
+    with tw.connect(target, launch="server", name="a name of some length") as client:
+        plan = client.plan_gemm(a, a)
+        ended = threading.Event()
+
+        def work() -> None:
+            while not ended.wait(0.01):
+                plan(a, a)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            lines = on_terminal(80, "-m", "tilewright_tools.cli", *words, "--target", target)
+        finally:
+            ended.set()
+            thread.join()
+    told = "\n".join(lines)
+    assert all(len(line) <= 80 for line in lines), told
+    if words[0] == "sessions":
+        row = next(line.split() for line in lines if "uid:" in line)
+        assert row[0] == f"uid:{os.getuid()}"
+        assert row[1] == f"pid:{os.getpid()}", "words are not broken"
+        assert "no room for: bindings, plans" in told
+    if words[0] == "top":
+        (row,) = (line.split() for line in lines if re.match("@[0-9a-f]{8} ", line))
+        assert float(row[-3]) > 0 and row[-1].endswith("%"), row
+    if words[0] == "status":
+        assert re.search(r"^gemm +\d+ +\d+ +\d+/\d+ ", told, re.MULTILINE)
 
 
 def test_an_explanation_as_json_has_sources_and_the_runner_up(cli, target):

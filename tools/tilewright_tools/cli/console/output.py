@@ -106,7 +106,7 @@ def table(
     console.print(grid)
     if any(left_out.values()):
         told = ", ".join(name for name, is_filled in left_out.items() if is_filled)
-        note(f"no room for: {told} (a wider terminal, a pipe and --json have them)")
+        note(f"no room for: {told} (pipes and --json have them)")
 
 
 def kernel_text(name: str) -> str:

@@ -70,7 +70,7 @@ def _show(where: str, found: list[Any], total: int) -> None:
         for item in found
     ]
     columns = ("user", "process", "name", "priority", "age s", "regions", "buffers", "plans", "bindings", "calls")
-    table("", columns, rows, right=columns[4:])
+    table("", columns, rows, right=columns[4:], spare=("bindings", "plans", "buffers", "priority", "name"))
     if sys.stdout.isatty():
         more = f", the first {len(found)} shown" if total > len(found) else ""
         out().print(f"{where}: {total} sessions{more}; calls: waiting + served", markup=False)
