@@ -50,3 +50,26 @@ def test_missing_tools_are_listed_with_the_way_to_get_them() -> None:
         assert "pip install torch" in lines[torch + 1]
     else:
         assert lines[torch].startswith("ok")
+
+
+def test_the_screens_of_the_readme_are_recorded_in_their_places() -> None:
+    """Two screens, of 80 and of 120 columns, as wide as that at most, and the day on which they were recorded."""
+    spec = importlib.util.spec_from_file_location("record_screens", ROOT / "scripts" / "record_screens.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = (ROOT / "README.md").read_text("utf-8")
+    screens = {columns: found[2].splitlines() for columns, found in zip((80, 120), script._SCREEN.finditer(page))}
+    assert set(screens) == set(script.WIDTHS)
+    for columns, lines in screens.items():
+        assert len(lines) > 5
+        assert columns - 10 < max(map(len, lines)) <= columns
+    found = script.recorded(page, lambda columns: [f"of {columns}", "columns"], "2031-02-03")
+    assert "console\n$ tilewright demo --dtype fp32\nof 80\ncolumns\n```" in found
+    assert "console\n$ tilewright demo --dtype fp32\nof 120\ncolumns\n```" in found
+    assert "Recorded on 2031-02-03" in found
+    assert script.recorded(found, screens.__getitem__, "2026-01-01") == script._DATE.sub("Recorded on 2026-01-01", page)
+    with pytest.raises(ValueError, match="2 expected"):
+        script.recorded(page.replace("demo --dtype fp32", "demo"), screens.__getitem__, "2026-01-01")
+    assert script.shown("50 %\r\x1b[2K100 %  \r\n\r\n\x1b[1mrow\x1b[0m  1 \r\n") == ["100 %", "row  1"]
