@@ -60,7 +60,8 @@ def test_the_screens_of_the_readme_are_recorded_in_their_places() -> None:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     page = (ROOT / "README.md").read_text("utf-8")
-    screens = {columns: found[2].splitlines() for columns, found in zip((80, 120), script._SCREEN.finditer(page))}
+    blocks = [found[2].splitlines() for found in script._SCREEN.finditer(page)]
+    screens = dict(zip((80, 120), blocks, strict=True))
     assert set(screens) == set(script.WIDTHS)
     for columns, lines in screens.items():
         assert len(lines) > 5
