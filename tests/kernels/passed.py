@@ -50,14 +50,14 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("tests/gemm", PRODUCTS),
         (
             "test_execution", "test_gpu_codegen", "test_gpu_emulated", "test_hip_codegen", "test_hip_cost",
-            "test_hip_emulated", "test_hip_packed", "test_int4",
+            "test_hip_candidates", "test_hip_emulated", "test_hip_packed", "test_hip_rules", "test_int4", "test_sets",
         ),
     ),
     "conv": (
         ("tests/conv", CONVOLUTION),
         (
             "test_conv_adjoint", "test_conv_conformance", "test_conv_execution", "test_conv_gpu_emulated",
-            "test_conv_im2col",
+            "test_conv_im2col", "test_conv_large_filters", "test_conv_plan", "test_conv_sets", "test_conv_two_stage",
         ),
     ),
     "fmha": (

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernels")]
+
+from passed import FILES, reads  # noqa: E402
 
 from tests.planted.__main__ import BUGS  # noqa: E402
 
@@ -20,6 +22,17 @@ def test_every_bug_has_tests_that_are_there() -> None:
     for bug in BUGS:
         paths = [word for word in shlex.split(bug.tests) if word.startswith("tests/")]
         assert paths and all((ROOT / path.partition("::")[0]).exists() for path in paths), bug.kind
+
+
+def test_tests_that_passed_before_run_again_with_a_bug() -> None:
+    """A bug changes the digest of all recorded tests that must find it (``tests/kernels/passed.py``)."""
+    met = 0
+    for bug in BUGS:
+        paths = [word.partition("::")[0] for word in shlex.split(bug.tests) if word.startswith("tests/")]
+        for file in (file for file in FILES if any(Path(file).is_relative_to(path) for path in paths)):
+            assert any(Path(bug.file).is_relative_to(place) for place in reads(file)), (bug.kind, file)
+            met += 1
+    assert met >= 20
 
 
 def test_there_are_many_kinds_in_each_part() -> None:
