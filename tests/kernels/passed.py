@@ -41,8 +41,9 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*NATIVE, "native/runtime"),
         (
             "test_amd_compile", "test_amd_gemm", "test_amd_pipelines", "test_conv_amd", "test_conv_cpu",
-            "test_conv_gpu", "test_fmha_amd", "test_fmha_cpu", "test_fmha_gpu", "test_gemm", "test_gpu_gemm",
-            "test_toolchains",
+            "test_conv_gpu", "test_conv_gpu_compile", "test_fmha_amd", "test_fmha_backward_gpu", "test_fmha_cpu",
+            "test_fmha_gpu", "test_fmha_paged_cpu", "test_fmha_split_cpu", "test_gemm", "test_gpu_compile",
+            "test_gpu_gemm", "test_sm90_compile", "test_toolchains",
         ),
     ),
     "emulator": (("tests/emulator", *NATIVE), ("test_conv_mutants", "test_fmha_mutants", "test_mutants")),
@@ -63,8 +64,9 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fmha": (
         ("tests/fmha", ATTENTION),
         (
-            "test_fmha_conformance", "test_fmha_decode_emulated", "test_fmha_execution", "test_fmha_gpu_emulated",
-            "test_fmha_heads",
+            "test_fmha_append_rounded", "test_fmha_backward", "test_fmha_conformance", "test_fmha_decode",
+            "test_fmha_decode_emulated", "test_fmha_execution", "test_fmha_gpu_emulated", "test_fmha_heads",
+            "test_fmha_plan", "test_fmha_scores", "test_fmha_ws", "test_fmha_ws_backward", "test_fmha_ws_decode",
         ),
     ),
 }  # fmt: skip
