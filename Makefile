@@ -55,7 +55,7 @@ test-exhaustive: $(DEV_READY) ## All of the sets of which `make test-all` has a 
 
 soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server for ten minutes; 100,000 mutated bundles; 200,000 malformed requests of KServe; SOAK_ARGS="--minutes 60"
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
-	@$(BIN)/python -m pytest -n 0 -m exhaustive tests/native/test_fuzz_bundles.py tests/kserve/test_fuzz_requests.py
+	@$(BIN)/python -m pytest -n 0 -rP -m exhaustive tests/native/test_fuzz_bundles.py tests/kserve/test_fuzz_requests.py
 
 planted: $(DEV_READY) ## Plant bugs in a copy of the tree, one after the other: tests that must find them do; PLANTED_ARGS="AMD"
 	@$(BIN)/python -m tests.planted $(PLANTED_ARGS)

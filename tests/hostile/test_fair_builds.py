@@ -43,7 +43,7 @@ def test_a_kernel_of_another_client_is_next_and_what_nobody_waits_for_is_not_bui
 
         reader = threading.Thread(target=read)
         reader.start()
-        assert eventually(lambda: bool(done))
+        assert eventually(lambda: bool(done), WAIT_S)
         before = len(done)
         request = kp.BuildRequest(operation="gemm", names=[one], session=other.token)
         assert [event.state for event in other.kernels.Build(request, timeout=WAIT_S)][-1] == BUILT
