@@ -46,7 +46,13 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "test_gpu_gemm", "test_sm90_compile", "test_toolchains",
         ),
     ),
-    "emulator": (("tests/emulator", *NATIVE), ("test_conv_mutants", "test_fmha_mutants", "test_mutants")),
+    "emulator": (
+        ("tests/emulator", *NATIVE),
+        (
+            "test_conv_mutants", "test_fmha_mutants", "test_launch", "test_listing", "test_memory_order",
+            "test_mutants", "test_short_buffers",
+        ),
+    ),
     "gemm": (
         ("tests/gemm", PRODUCTS),
         (
