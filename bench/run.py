@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import timing
 
 HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 SUITES = {
     "gemm": True,
     "conv": True,
@@ -93,6 +95,26 @@ def markdown(machine: dict[str, Any], tables: list[dict[str, Any]], done: str = 
     return "\n".join(lines)
 
 
+def put_into_page(page: Path, name: str, text: str) -> None:
+    """Put tables between the marks ``<!-- NAME -->`` and ``<!-- end of NAME -->`` of a document, with its wrapping."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    whole = page.read_text()
+    if whole.count(begin) != 1 or whole.count(end) != 1 or whole.index(begin) > whole.index(end):
+        raise SystemExit(f"{page} has no part between {begin.strip()} and {end.strip()}")
+    lines: list[str] = []
+    for line in text.strip().splitlines():
+        plain = line.removeprefix("### ")
+        lines += (
+            [plain] if plain.startswith("|") else textwrap.wrap(plain, 100, subsequent_indent=_indent(plain)) or [""]
+        )
+    before, after = whole.partition(begin)[0], whole.partition(end)[2]
+    page.write_text(before + begin + "\n".join(lines) + "\n" + end + after)
+
+
+def _indent(line: str) -> str:
+    return "  " if line.startswith("- ") else ""
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
@@ -116,7 +138,17 @@ def main() -> int:
         help="conv: two layers of each kind of each network; attention: decoding alone; all measured as carefully",
     )
     parser.add_argument("--output", type=Path, help="write NAME.json and NAME.md")
+    parser.add_argument("--page", help="put the tables into the part of docs/benchmarks.md that is marked by this name")
+    parser.add_argument("--result", type=Path, help="run nothing: FILE.json of an earlier run, for --page")
     options = parser.parse_args()
+    if options.page and options.quick:
+        parser.error("--page is for figures of record, and --quick makes none")
+    if options.result is not None:
+        record = json.loads(options.result.read_text())
+        if record["quick"]:
+            parser.error(f"{options.result} is of a quick run, which is no figure of record")
+        put_into_page(PAGE, options.page, markdown(record["machine"], record["tables"]))
+        return 0
     machine = timing.machine()
     done = "Analysed (not measured)" if options.suite == ["amd-static"] else "Measured"
     threads = options.threads or sorted({1, machine["cores"]})
@@ -133,6 +165,8 @@ def main() -> int:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
         options.output.with_suffix(".md").write_text(markdown(machine, tables, done) + "\n")
+    if options.page and not failed:
+        put_into_page(PAGE, options.page, markdown(machine, tables, done))
     print(markdown(machine, [], done).strip())
     return 1 if failed else 0
 
