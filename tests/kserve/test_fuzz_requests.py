@@ -27,7 +27,7 @@ def test_malformed_requests_get_typed_errors_and_leave_nothing_behind(tmp_path: 
         ends = send(server.addresses[0], count, SEED)
         print(dict(ends), f"in {time.monotonic() - begun:.0f} s; {before:.0f} to {server.rss_mib():.0f} MiB")  # noqa: T201
         assert sum(ends.values()) == count
-        assert set(ends) <= TYPED, ends
+        assert set(ends) <= TYPED, f"{ends}: {server.log()[-4000:]}"
         assert ends["OK"] and ends["INVALID_ARGUMENT"], "both right and wrong requests were among them"
         with grpc.insecure_channel(server.addresses[0]) as channel:
             data = channel.unary_unary(SERVICE + "ModelInfer")(infer().SerializeToString(), timeout=120)

@@ -98,8 +98,8 @@ def test_attributes_come_as_parameters_with_outputs_asked_for_by_name(client: An
         outputs=[triton.InferRequestedOutput("out")],
         parameters={"alpha": 0.5, "unary": "Relu"},
         priority=1,
-        timeout=30_000_000,
-        client_timeout=60,
+        timeout=240_000_000,
+        client_timeout=300,
     )
     np.testing.assert_allclose(result.as_numpy("out"), np.maximum(0.5 * (A @ B), 0), rtol=1e-6)
 

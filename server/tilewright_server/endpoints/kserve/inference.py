@@ -100,6 +100,10 @@ class Inference:
         _apply_times(parameters, call)
         client = call.client
         wanted = {item.name: item for item in message.outputs}
+        if len(wanted) < len(message.outputs):
+            names = [item.name for item in message.outputs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _refuse(f"{twice} is asked for more than once", "outputs", twice, "output_name", "ask for it once")
         owner = self._owners.find(client)
         if plan is not None and owner is not None:
             if parameters or not _is_of(plan, message.inputs):

@@ -144,6 +144,14 @@ class KServeServicer:
     def repository_model_load(
         self, request: pb.RepositoryModelLoadRequest, context: WireCall
     ) -> pb.RepositoryModelLoadResponse:
+        for name in request.parameters:
+            if name.startswith("file:"):
+                raise InvalidArgumentError(
+                    "models are operations of the server and plans: no files come with them",
+                    field=f"parameters[{name[:64]}]",
+                    rule="model_files",
+                    fix="leave it out",
+                )
         if "@" not in request.model_name:  # operations are always there
             self._models.get(request.model_name)
             return pb.RepositoryModelLoadResponse()
