@@ -25,6 +25,7 @@ FORMAT = 1
 _BUSY_S = 30.0
 """How long a writer waits for the others."""
 _JSON = ("sizes", "config", "conditions")
+_KEY = ("operation", "arch", "signature", "sizes", "device", "config", "date")
 _COLUMNS = tuple(item.name for item in fields(Measurement))
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS measurements (
@@ -143,6 +144,18 @@ class PerfDatabase:
             where = f"{where} AND {newer}" if where else f" WHERE {newer}"
         with self._open(write=True) as connection:
             return connection.execute(f"DELETE FROM measurements{where}", values).rowcount
+
+    def withdraw(self, rows: Iterable[Measurement]) -> int:
+        """Remove these very rows and return how many went."""
+        if not self.path.exists():
+            return 0
+        where = " AND ".join(f"{name} = ?" for name in _KEY)
+        places = [_COLUMNS.index(name) for name in _KEY]
+        values = [[found[place] for place in places] for found in map(_values, rows)]
+        with self._open(write=True) as connection:
+            before = _count(connection)
+            connection.executemany(f"DELETE FROM measurements WHERE {where}", values)
+            return before - _count(connection)
 
     def __len__(self) -> int:
         if not self.path.exists():

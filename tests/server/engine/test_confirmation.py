@@ -21,6 +21,7 @@ from tilewright_server.engine.types import Selection
 from tilewright_server.hosting.confirmation.budget import Budget
 from tilewright_server.hosting.confirmation.confirmation import LEAST, RIVALS, Confirmation
 from tilewright_server.hosting.confirmation.hot_problems import HotProblem, HotProblems
+from tilewright_server.hosting.confirmation.trials import LEAST_LAUNCHES
 from tilewright_server.measurements.database import PerfDatabase
 
 N = 200_000
@@ -203,3 +204,87 @@ def test_the_thread_finds_busy_problems_by_itself_and_ends_at_once(
         confirming.close()
     assert len(database) == RIVALS
     assert vectors.right()
+
+
+def traffic(engine: Engine, problems: HotProblems, launches: int) -> None:
+    vectors = Vectors(N)
+    for _ in range(launches):
+        prepared = plan(engine, N)
+        problems.note(request(N), Selection(), prepared)
+        engine.execute(prepared, vectors.addresses, Call())
+    problems.hottest(1.0, 0.0)
+
+
+def promoted(engine: Engine, database: PerfDatabase) -> tuple[Confirmation, str]:
+    """A confirmation after traffic, whose winner has its place."""
+    confirming = confirmation(engine, database)
+    traffic(engine, confirming.problems, LEAST_LAUNCHES + 1)
+    (problem,) = confirming.problems.hottest(1.0, 0.0)
+    assert confirming.confirm(problem)
+    fastest = min(database.select(), key=lambda row: row.median_ns).kernel
+    engine.remeasured()
+    assert engine.remeasured()
+    assert plan(engine, N).kernels == (fastest,)
+    return confirming, fastest
+
+
+def test_a_kernel_that_is_slower_in_traffic_loses_its_place(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is fast until traffic uses it: where a file is, its loop waits."""
+    engine, database = made
+    flag = database.path.with_name("busy")
+    slow_favourite(monkeypatch)
+    favourite = vector_operation.VectorOperation.generate
+    waits = f'if (access("{flag}", 0) == 0) for (volatile int w = 0; w < 30000000; w = w + 1) {{}}\n  '
+
+    def generate(self: Any, config: VectorConfig, arch: Any) -> Any:
+        unit = favourite(self, config, arch)
+        if config.rank == 1:
+            return unit
+        declared = 'extern "C" int access(const char *, int);\n'
+        return replace(unit, text=declared + unit.text.replace(LOOP, waits + LOOP, 1))
+
+    monkeypatch.setattr(vector_operation.VectorOperation, "generate", generate)
+    confirming, fastest = promoted(engine, database)
+    traffic(engine, confirming.problems, 1)
+    confirming.judge()
+    flag.touch()
+    traffic(engine, confirming.problems, LEAST_LAUNCHES)
+    with caplog.at_level(logging.WARNING):
+        confirming.judge()
+    assert confirming.demoted == 1
+    assert f"demoted {fastest}" in caplog.text
+    assert len(database) == 0
+    engine.remeasured()
+    assert engine.remeasured()
+    assert plan(engine, N).kernels == (BEST,)
+    (problem,) = confirming.problems.hottest(1.0, 0.0)
+    assert not confirming.confirm(problem), "it is not tried again"
+
+
+def test_a_kernel_that_is_as_fast_in_traffic_keeps_its_place(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_favourite(monkeypatch)
+    engine, database = made
+    confirming, fastest = promoted(engine, database)
+    traffic(engine, confirming.problems, 1)
+    confirming.judge()  # from here on its traffic counts
+    traffic(engine, confirming.problems, LEAST_LAUNCHES)
+    confirming.judge()
+    confirming.judge()
+    assert confirming.demoted == 0
+    assert len(database) == RIVALS
+    assert plan(engine, N).kernels == (fastest,)
+
+
+def test_counters_that_several_problems_share_demote_nobody(made: tuple[Engine, PerfDatabase]) -> None:
+    engine, _ = made
+    problems = HotProblems()
+    for n in (N, N + 1):
+        problems.note(request(n), Selection(), plan(engine, n))
+    assert not any(problems.is_alone(problem) for problem in problems.hottest(1.0, 0.0))
+    alone = HotProblems()
+    alone.note(request(N), Selection(), plan(engine, N))
+    assert all(alone.is_alone(problem) for problem in alone.hottest(1.0, 0.0))

@@ -81,3 +81,29 @@ def test_kernels_that_write_nothing_are_found_out(make_sweep: Any, gpu: Setup) -
     assert (small.status, large.status) == ("wrong", "wrong")
     assert f"{64 * 64} unwritten" in small.reason
     assert "unwritten" in large.reason
+
+
+@pytest.mark.extended
+def test_confirmation_takes_no_more_of_a_gpu_than_its_share(gpu: Setup, tmp_path: Path) -> None:
+    """One hundredth of the time that passes, what was saved up and the launch under way apart."""
+    import time
+
+    from tilewright_server.engine.call import Call
+    from tilewright_server.engine.types import Selection
+    from tilewright_server.hosting.confirmation.budget import Budget
+    from tilewright_server.hosting.confirmation.confirmation import Confirmation
+    from tilewright_server.hosting.confirmation.hot_problems import HotProblem
+    from tilewright_server.measurements.database import PerfDatabase
+
+    engine, share = gpu.engine(), 0.01
+    try:
+        request = Case(64, 64, 64, "bf16").request()
+        prepared = engine.plan(request, Selection(device="cuda:0"), Call())
+        problem = HotProblem(request, Selection(device="cuda:0"), "cuda:0", prepared.kernel_counters)
+        begun, budget = time.monotonic(), Budget(share, 60)
+        confirming = Confirmation(engine, PerfDatabase(tmp_path / "perf.sqlite"), budget, lambda: None)
+        assert confirming.confirm(problem)
+        passed = time.monotonic() - begun
+        assert 0 < budget.spent_s <= share * passed + 0.05 + 0.05
+    finally:
+        engine.close()

@@ -23,6 +23,7 @@ from tilewright_server.engine.types import Selection
 from tilewright_server.hosting.confirmation.budget import Budget
 from tilewright_server.hosting.confirmation.contest import Contest, Times
 from tilewright_server.hosting.confirmation.hot_problems import HotProblem, HotProblems
+from tilewright_server.hosting.confirmation.trials import Trial, traffic_of
 from tilewright_server.measurements.database import Filter, PerfDatabase
 
 __all__ = ["Confirmation"]
@@ -57,6 +58,9 @@ class Confirmation:
         self.problems = HotProblems()
         self.confirmed = 0
         """Problems whose kernels were timed."""
+        self.demoted = 0
+        """Kernels that were taken, and were slower than their predecessors in traffic."""
+        self._trials: list[Trial] = []
         self._engine, self._database, self._budget = engine, database, budget
         self._changed = changed
         self._interval_s = interval_s
@@ -84,7 +88,29 @@ class Confirmation:
                     log.info("kernels of a busy problem were not compared: %s", error)
                 except Exception:
                     log.exception("comparing kernels failed")
+            try:
+                self.judge()
+            except TilewrightError as error:
+                log.warning("kernels that were slower than before could not be demoted: %s", error)
             self._changed()
+
+    def judge(self) -> None:
+        """End the trials that traffic has decided: a kernel that turned out slower than its predecessor loses its place
+        for good, with all that was measured for it.
+        """
+        for trial in list(self._trials):
+            verdict = trial.verdict()
+            if verdict is None:
+                continue
+            if verdict.slower and self.problems.is_alone(trial.problem):
+                self._database.withdraw(trial.rows)
+                self._attempts.put(trial.key, _ATTEMPTS)
+                self.demoted += 1
+                log.warning(
+                    "demoted %s: in traffic it takes %.1f us a launch, the kernel before it %.1f us",
+                    min(trial.rows, key=lambda row: row.median_ns).kernel, verdict.mean_ns / 1e3, trial.mean_ns / 1e3,
+                )  # fmt: skip
+            self._trials.remove(trial)
 
     def confirm(self, hot: HotProblem) -> bool:
         """Time the likeliest kernels of a problem and record the times. False if there is nothing to do.
@@ -100,6 +126,7 @@ class Confirmation:
         if attempts >= _ATTEMPTS or self._is_measured(operation, problem, device.info.name, device.info.arch.id):
             return False
         self._attempts.put(key, attempts + 1)
+        counters, traffic = hot.counters, traffic_of(hot.counters)
         call = Call(cancellation=self._cancellation, client=_CLIENT)
         strategy = engine.catalogs.strategy(hot.selection)
         ranked = Selector(strategy).rank(operation, problem, device.info)
@@ -127,6 +154,8 @@ class Confirmation:
         fastest = min(rows, key=lambda row: row.median_ns)
         if fastest.median_ns <= MARGIN * rows[0].median_ns:
             self._database.record(rows)
+            if traffic.mean_ns:
+                self._trials.append(Trial(key, hot, rows, counters, traffic.mean_ns))
         else:
             self._attempts.put(key, _ATTEMPTS)
         log.info(

@@ -13,7 +13,7 @@ from tilewright_server.engine.planning.request_key import request_bytes, request
 from tilewright_server.engine.statistics import KernelCounters
 from tilewright_server.engine.types import Selection
 
-__all__ = ["HotProblem", "HotProblems"]
+__all__ = ["HotProblem", "HotProblems", "spent_ns"]
 
 _LIMIT = 1024
 _MAX_BYTES = 4 << 20
@@ -36,7 +36,12 @@ class HotProblem:
 
     def spent_ns(self) -> float:
         """Device time of its kernels so far."""
-        return sum(_spent_ns(counter) for counter in self.counters)
+        return spent_ns(self.counters)
+
+
+def spent_ns(counters: Sequence[KernelCounters]) -> float:
+    """Device time of kernels so far: of launches in clients' processes by those that were timed."""
+    return sum(_spent_ns(counter) for counter in counters)
 
 
 def _spent_ns(counter: KernelCounters) -> float:
@@ -68,6 +73,15 @@ class HotProblems:
             self._problems.put(key, problem, request_bytes(request))
         elif problem.counters != prepared.kernel_counters:  # it has got another kernel
             problem.counters, problem.seen_ns = prepared.kernel_counters, -1.0
+
+    def is_alone(self, problem: HotProblem) -> bool:
+        """True if no other problem that was heard of has a kernel in common with it, so that counters are its own."""
+        own = {id(counter) for counter in problem.counters}
+        return not any(
+            own & {id(counter) for counter in other.counters}
+            for other in self._problems.values()
+            if other is not problem
+        )
 
     def hottest(self, interval_s: float, least_share: float) -> list[HotProblem]:
         """Those whose kernels ran for at least that part of the last interval, the busiest first. To be called once in
