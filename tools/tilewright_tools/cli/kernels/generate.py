@@ -15,6 +15,7 @@ import typer
 from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.console.options import AsJson, command_of, parameters_of, taken
 from tilewright_tools.cli.console.output import examples, note, out, print_json, progress, working
+from tilewright_tools.cli.kernels.lists import first_dtype, read_lists, swept
 from tilewright_tools.cli.problems.parameters import signature_of
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ EPILOG = examples(
     'tilewright kernels generate --output-dir out --tile-config-json \'{"tile_m": [64, 128], "tile_n": [64]}\'',
 )
 _SUFFIXES = {"c++": ".cpp", "cuda": ".cu", "hip": ".hip"}
-_TRIPLES = {"tile": "tile", "warp": "wave", "warp_tile": "warp_tile"}
-_SECTIONS = ("tile_config", "trait_config", "multi_d_config")
 
 
 def _options(
@@ -143,18 +142,31 @@ def _run(
     _check_sources(said, options)
     _check_variants(found, variants)
     narrow = {"datatype": datatype, "layout": layout}
-    lists = _read_lists(config or tile_config_json) if config or tile_config_json else {}
+    lists = read_lists(config or tile_config_json) if config or tile_config_json else {}
+
+    kinds: set[str] = set()
+
+    def wanted(item: KernelConfig, *narrowed: str) -> bool:
+        if not _matches(item, *narrowed):
+            return False
+        kind = getattr(item, "variant", "standard")
+        kinds.add(kind)
+        return not variants or kind in variants
 
     def matching(where: ArchSpec) -> Iterator[KernelConfig]:
         if not said and (options or isinstance(found, GeneratesSets)):
             given = options | {key: value for key, value in narrow.items() if value}
-            return (item for item in _select(found, where, given) if _matches(item, "", "", variants))
-        declared = _swept(found, where, lists, datatype, layout) if lists else _declared(found, where, preselected)
-        return (item for item in declared if _matches(item, datatype, layout, variants))
+            return (item for item in _select(found, where, given) if wanted(item, "", ""))
+        declared = swept(found, where, lists, datatype, layout) if lists else _declared(found, where, preselected)
+        return (item for item in declared if wanted(item, datatype, layout))
 
     chosen = list(itertools.islice(matching(arch), limit or None))
     if not chosen:
         _explain_none(matching, arch)
+        if variants and kinds and not kinds & set(variants):
+            note(f"kinds of kernels that match else: {', '.join(sorted(kinds))}")
+        elif "rule_set" in options and len(options) > 1:
+            note("without --rule-set the options describe one kernel, of which the rules say why it cannot be")
     elif options and "rule_set" not in options and len(chosen) == 1 and "rule_set" in _known_options(found):
         note("this kernel is described by the options; with --rule-set default they choose among the shipped ones")
     if list_configs:
@@ -255,7 +267,7 @@ def _explain_none(matching: Callable[[ArchSpec], Iterator[KernelConfig]], arch: 
     if elsewhere:
         note(f"no such kernel for {arch.id}; there are for --arch {', '.join(elsewhere)}")
     else:
-        note("no such kernel for any architecture: the options exclude each other")
+        note("no such kernel is declared for any architecture")
 
 
 def _known_options(operation: Operation[Any, Any]) -> Sequence[str]:
@@ -353,62 +365,10 @@ def _declared(operation: Operation[Any, Any], arch: ArchSpec, name: str) -> Iter
     return found
 
 
-def _read_lists(text: str) -> dict[str, list[Any]]:
-    """Field to values, from a file or a text; sections are joined, single values become lists."""
-    from tilewright_kit.types.errors import InvalidArgumentError
-    from tilewright_tools.cli.problems.config_file import read_json
-
-    record = read_json(text)
-    if not isinstance(record, dict):
-        raise InvalidArgumentError(
-            "the configuration must be a JSON object",
-            field="config",
-            rule="json",
-            fix="give a JSON object of fields and values",
-        )
-    flat: dict[str, Any] = {key: value for key, value in record.items() if key not in _SECTIONS}
-    for section in _SECTIONS:
-        flat |= record.get(section, {})
-    return {key: value if isinstance(value, list) else [value] for key, value in flat.items()}
-
-
-def _swept(
-    operation: Operation[Any, Any], arch: ArchSpec, lists: Mapping[str, list[Any]], datatype: str, layout: str
-) -> Iterable[KernelConfig]:
-    """Every valid combination of lists in the generator's form: `tile_m`, `warp_n`, `warp_tile_k`, `pipeline`, ..."""
-    from tilewright_kit.contract.abilities import NamesFields
-    from tilewright_kit.kernel_sets.declare import KernelSet, declare
-
-    fields: dict[str, Any] = {}
-    names = operation.field_names if isinstance(operation, NamesFields) else {}
-    rest = {names.get(name, name): values for name, values in lists.items()}
-    for prefix, field in _TRIPLES.items():
-        axes = [rest.pop(f"{prefix}_{axis}", None) for axis in "mnk"]
-        if any(axis is not None for axis in axes):
-            default = getattr(operation.config_type(), field)
-            filled = [axis or [default[index]] for index, axis in enumerate(axes)]
-            fields[field] = [tuple(combination) for combination in itertools.product(*filled)]
-    fields |= rest
-    if datatype:
-        fields[_first_dtype(operation.config_type)] = datatype
-    if layout:
-        fields["layout"] = layout
-    declaration = declare(operation.config_type, **fields)
-    return KernelSet("swept", "from the command line", (declaration,)).iterate(arch, operation.rules)
-
-
-def _first_dtype(config_type: type[KernelConfig]) -> str:
-    """The field of the first input's element type."""
-    return next((name for name in config_type.field_names() if name.startswith("dtype")), "")
-
-
-def _matches(config: KernelConfig, datatype: str, layout: str, variants: list[str]) -> bool:
+def _matches(config: KernelConfig, datatype: str, layout: str) -> bool:
     fields = config.to_dict()
-    return (
-        (not datatype or fields.get(_first_dtype(type(config))) == datatype)
-        and (not layout or fields.get("layout") == layout)
-        and (not variants or getattr(config, "variant", "standard") in variants)
-    )
+    typed = not datatype or fields.get(first_dtype(type(config))) == datatype
+    return typed and (not layout or fields.get("layout") == layout)
 
 
 def _write(
