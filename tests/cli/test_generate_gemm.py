@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 TILES = {
     "tile_config": {
         "tile_m": [128], "tile_n": [128], "tile_k": [32], "warp_m": [2], "warp_n": [2], "warp_k": [1],
@@ -81,6 +83,7 @@ def test_tiles_of_more_than_three_numbers_are_given_whole(cli):
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.extended
 def test_kinds_that_nobody_knows_are_told_from_those_that_there_are(cli):
     ran = cli("kernels", "generate", "--arch", "gfx942", "--variants", "nonsense", "--list-configs")
     assert ran.code == 1
