@@ -200,7 +200,8 @@ def test_every_operation_is_checked() -> None:
     every = {
         name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("tilewright::")
     }
-    assert every == CHECKED.keys()
+    more = {"attention_latent", "attention_latent_paged", "gemm_block_scaled", "gemm_int4", "gemm_packed", "moe_gemm"}
+    assert every == CHECKED.keys() | more  # those: test_weights.py
 
 
 @pytest.mark.filterwarnings("default")

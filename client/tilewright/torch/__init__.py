@@ -28,11 +28,16 @@ from tilewright.torch.operations.attention import (
 )
 from tilewright.torch.operations.convolution import conv, conv_backward_data, conv_backward_weight, conv_transpose
 from tilewright.torch.operations.gemm import gemm, grouped_gemm
+from tilewright.torch.operations.latent import attention_latent, attention_latent_paged
+from tilewright.torch.operations.weights import PackedWeight, gemm_block_scaled, gemm_int4, gemm_packed, moe_gemm
 
 __all__ = [
     "Decision",
+    "PackedWeight",
     "attention",
     "attention_backward",
+    "attention_latent",
+    "attention_latent_paged",
     "attention_paged",
     "attention_varlen",
     "client",
@@ -47,10 +52,14 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "gemm",
+    "gemm_block_scaled",
+    "gemm_int4",
+    "gemm_packed",
     "grouped_gemm",
     "kv_append",
     "linear",
     "matmul",
+    "moe_gemm",
     "report",
     "scaled_dot_product_attention",
     "use",

@@ -10,6 +10,7 @@ import torch
 from tilewright.torch.operations import convolution
 from tilewright.torch.operations.attention import attention
 from tilewright.torch.operations.gemm import gemm
+from tilewright.torch.operations.weights import PackedWeight, gemm_packed
 
 __all__ = [
     "conv1d",
@@ -27,8 +28,12 @@ Sizes = int | Sequence[int]
 
 
 def linear(input: Any, weight: Any, bias: Any = None, *, activation: str | None = None) -> Any:
-    """``torch.nn.functional.linear``, with an activation in the same kernel."""
+    """``torch.nn.functional.linear``, with an activation in the same kernel. ``weight`` may be a ``PackedWeight``."""
     rows = input.reshape(-1, input.shape[-1])
+    if isinstance(weight, PackedWeight):
+        columns = weight.shape[1]
+        found = gemm_packed(rows, weight.number, columns, bias, activation=activation)
+        return found.reshape(*input.shape[:-1], columns)
     found = gemm(rows, weight.t(), bias, activation=activation)
     return found.reshape(*input.shape[:-1], weight.shape[0])
 

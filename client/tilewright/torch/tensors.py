@@ -19,12 +19,21 @@ _WORDS = {
 _BITS = {1: torch.int8, 2: torch.int16}
 _OWN = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 """Element types that PyTorch does not give to NumPy."""
+_EXPONENTS = torch.float8_e8m0fnu
+"""Factors that are powers of two; to the client they are bytes."""
 _BY_NAME = {DTYPES[word]: kind for kind, word in _WORDS.items()}
 
 
-def define(name: str, schema: str, function: Any, fake: Any, mutates: Sequence[str] = (), kept: int | None = 0) -> Any:
+def define(
+    name: str,
+    schema: str,
+    function: Any,
+    fake: Any,
+    mutates: Sequence[str] = (),
+    kept: int | Sequence[str] | None = 0,
+) -> Any:
     """A custom operation ``tilewright::name``, with its implementation and its shapes. Under autocast its tensors are
-    cast, but for the last ``kept`` that the schema names; ``None``: none is.
+    cast, but for the last ``kept`` that the schema names, or those of these names; ``None``: none is.
     """
     made = torch.library.custom_op(f"tilewright::{name}", function, mutates_args=tuple(mutates), schema=schema)
     made.register_fake(fake)
@@ -32,10 +41,11 @@ def define(name: str, schema: str, function: Any, fake: Any, mutates: Sequence[s
         _library.impl(name, function, device)
     if kept is not None:
         operation = getattr(torch.ops.tilewright, name).default
-        tensors = [item.name for item in operation._schema.arguments if "Tensor" in str(item.type)]
-        stay = {
-            index for index, item in enumerate(operation._schema.arguments) if item.name in tensors[-kept:] and kept
-        }
+        arguments = operation._schema.arguments
+        if isinstance(kept, int):
+            tensors = [item.name for item in arguments if "Tensor" in str(item.type)]
+            kept = tensors[len(tensors) - kept :]
+        stay = {index for index, item in enumerate(arguments) if item.name in kept}
         for device in ("CPU", "CUDA"):
             _library.impl(name, _autocast(operation, device, stay), f"Autocast{device}", with_keyset=True)
     return made
@@ -73,6 +83,8 @@ def operand(value: Any) -> Any:
         value = value.resolve_neg()
     if not value.is_cpu:
         return value
+    if value.dtype is _EXPONENTS:
+        return value.view(torch.uint8).numpy()
     if value.dtype in _OWN:
         return value.view(_BITS[value.itemsize]).numpy().view(DTYPES[_WORDS[value.dtype]])
     return value.numpy()
