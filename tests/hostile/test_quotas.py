@@ -129,6 +129,27 @@ def test_sparse_memory_does_not_fill_the_address_space(tmp_path: Path) -> None:
         assert eventually(lambda: server.regions() == (0, 0))
 
 
+@pytest.mark.extended
+def test_128_tib_of_sparse_memory_leave_threads_and_calls_their_address_space(tmp_path: Path) -> None:
+    """With the settings as they are: 97 files of one client, and 24 callers."""
+    with ServerProcess(tmp_path) as server, contextlib.ExitStack() as ends:
+        client = ends.enter_context(Client(server.addresses[0]))
+        rules = set()
+        for _ in range(97):
+            file = SparseFile((1 << 47) // 97 & -4096)
+            ends.callback(file.close)
+            try:
+                client.register(file)
+            except grpc.RpcError as error:
+                rules.add((detail_of(error).rule, detail_of(error).field))
+        assert rules == {("quota", "region_bytes")}
+        callers = [ends.enter_context(Client(server.addresses[0])) for _ in range(24)]
+        request = [item.execution(item.plan(4, seconds=0.1), inline(bytes(16)), RETURNED) for item in callers]
+        calls = [item.dispatch.Execute.future(what) for item, what in zip(callers, request, strict=True)]
+        bystander_lives(server.addresses[0])
+        assert all(call.result(WAIT_S).results for call in calls)
+
+
 def test_a_process_that_calls_too_often_is_told_so(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, call_rate=20) as server, Client(server.addresses[0]) as client:
         with refused("resource_exhausted", "quota") as details:
