@@ -16,6 +16,7 @@ from tilewright.operations import call as calls
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("layout", ["rr", "rc", "cr", "cc"])
 @pytest.mark.parametrize("size", [8, 200])
+@pytest.mark.some(16)
 def test_layouts_are_read_off_the_strides(served: tw.Client, shared: bool, layout: str, size: int) -> None:
     a, b = random(size, size + 8), random(size + 8, size)
     x = a if layout[0] == "r" else np.ascontiguousarray(a.T)
@@ -65,6 +66,7 @@ def test_output_is_written_where_the_caller_said(client: tw.Client, shape: tuple
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp8", "bf8", "int8"])
+@pytest.mark.some(6)
 def test_every_element_type_goes_there_and_back(client: tw.Client, dtype: str) -> None:
     a = client.asarray(np.arange(-8, 8).reshape(4, 4), dtype)
     result = client.gemm(a, a, out_dtype="fp32")

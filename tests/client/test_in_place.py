@@ -22,7 +22,7 @@ def assert_close(actual: Any, wanted: Any, bound: float) -> None:
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 513, 77), (5, 7, 3), (65, 130, 33), (300, 257, 1030)])
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-5), (np.float16, 2e-3)])
 @pytest.mark.parametrize("split_k", [None, 3])
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 def test_the_product_is_added_in_place(
     real_server: Any, m: int, n: int, k: int, dtype: Any, bound: float, split_k: int | None
 ) -> None:

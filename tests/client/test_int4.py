@@ -87,6 +87,7 @@ def test_layers_of_gptq_and_awq_are_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.some(1)
 def test_quantised_weights_are_a_second_factor_in_calls_plans_and_groups(client: tw.Client, dtype: str) -> None:
     a = client.asarray(np.rint(random(5, 260) * 20), dtype)
     made = tw.quantize_int4(random(72, 260), zeros=True)

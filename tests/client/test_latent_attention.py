@@ -41,6 +41,7 @@ def error(have: np.ndarray, want: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.some(2)
 def test_values_are_the_first_elements_of_keys(client: tw.Client, dtype: str) -> None:
     kind, bound = TYPES[dtype]
     rng = np.random.default_rng(1)

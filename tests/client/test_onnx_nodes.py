@@ -172,14 +172,9 @@ def reason(case):
 
 
 @pytest.mark.parametrize(
-    ("operator", "part"),
-    [
-        pytest.param(name, part, marks=[pytest.mark.extended] * (name == "Attention"))
-        for name in OPERATORS
-        for part in range(PARTS.get(name, 1))
-    ],
+    ("operator", "part"), [(name, part) for name in OPERATORS for part in range(PARTS.get(name, 1))]
 )
-@pytest.mark.some(2)
+@pytest.mark.extended
 def test_nodes_are_computed_as_onnx_has_them(operator, part, cases, client):
     ran, wrong = 0, {}
     for case in cases[operator][part :: PARTS.get(operator, 1)]:

@@ -32,7 +32,7 @@ LAYOUTS = ("dense", "padded rows", "padded columns", "columns", "reversed")
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("planned", LAYOUTS)
 @pytest.mark.parametrize("given", LAYOUTS)
-@pytest.mark.some(30)
+@pytest.mark.some(16)
 def test_private_operands_of_any_layout(served: tw.Client, given: str, planned: str, size: int) -> None:
     b = served.asarray(random(size, size))
     with served.plan_gemm(private(planned, size), b) as plan:
@@ -67,6 +67,7 @@ def test_shared_operands_of_any_layout_are_bound_as_they_lie(client: tw.Client, 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("planned", LAYOUTS[:2])
 @pytest.mark.parametrize("given", ["fresh", "shared", *LAYOUTS])
+@pytest.mark.some(28)
 def test_outputs_of_any_layout(client: tw.Client, given: str, planned: str, size: int) -> None:
     a = random(size, size)
     plan = client.plan_gemm(a, a, out=private(planned, size))

@@ -36,6 +36,7 @@ def test_products_of_any_size_are_right(caller: tw.Client, rng: np.random.Genera
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("layout", ["rr", "rc", "cr", "cc"])
+@pytest.mark.some(6)
 def test_layouts_are_read_off_the_strides(caller: tw.Client, rng: np.random.Generator, dtype: str, layout: str) -> None:
     kind = tw.DTYPES[dtype]
     a, b = rng.standard_normal((37, 53)).astype(kind), rng.standard_normal((53, 29)).astype(kind)
