@@ -120,6 +120,7 @@ class Service:
         self._lock = threading.Lock()
         self._later = Later("caller-launches")
         self._collecting = False
+        self.choices_renewed = 0
         self.attachments = Attachments(engine.devices)
         self.binder = Binder(inline_limit, reply_limit, self.staging)
 
@@ -267,6 +268,7 @@ class Service:
         """Plan anew where measurements have changed, and tell clients that launch by themselves. To be called every few
         seconds."""
         if self.engine.remeasured():
+            self.choices_renewed += 1
             self.sessions.announce_choices()
 
     def _launched_by_caller(self, target: Target, launches: int, samples: int, sampled_ns: int) -> None:

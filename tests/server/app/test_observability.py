@@ -69,7 +69,7 @@ def dashboard_metrics() -> set[str]:
 def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: Path) -> None:
     port = free_port()
     with ServerProcess(tmp_path, REAL, http_listen=port, device="cpu:0", max_sessions=1) as server:
-        assert eventually(lambda: get(port, "/readyz") == (200, "ok\n"))
+        assert eventually(lambda: get(port, "/readyz") == (200, "ok\n"), 90)
         assert get(port, "/healthz") == (200, "ok\n")
         assert get(port, "/nothing")[0] == 404
         with tilewright.connect(server.addresses[0], launch="server") as client:
@@ -91,6 +91,10 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert found["tilewright_build_seconds_count", "operation=gemm"] >= 1
         assert found["nv_inference_request_success", "model=tilewright.gemm,version=1"] == 3
         assert found["tilewright_ready", ""] == 1
+        assert found["tilewright_class_request_seconds_count", "priority=interactive"] >= 3
+        assert found["tilewright_class_request_seconds_count", "priority=batch"] == 0
+        assert found["tilewright_device_busy_seconds_total", "device=cpu:0"] > 0
+        assert found["tilewright_choices_renewed_total", ""] == 0
         assert found["tilewright_device_open", "device=cpu:0,kind=cpu"] == 1
         assert found["tilewright_quota_limit", "resource=sessions"] == 1
         assert found["tilewright_quota_refusals_total", "resource=sessions"] == 1

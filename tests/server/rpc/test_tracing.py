@@ -15,7 +15,7 @@ import tilewright as tw
 from tilewright.transport.tracing import call_span, launching
 from tilewright_kit.types.errors import NotFoundError
 from tilewright_server.devices.tracing import PacketTimes
-from tilewright_server.endpoints.rpc.transport.tracing import Tracer
+from tilewright_server.endpoints.rpc.transport.tracing import Tracer, trace_id
 from tilewright_server.engine.client import ANONYMOUS
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
@@ -131,6 +131,13 @@ def test_a_state_of_a_trace_comes_along_and_a_failed_launch_says_why() -> None:
     assert span.attributes["tilewright.code"] == "NOT_FOUND"
     assert span.get_span_context().trace_state.to_header() == "k=v"
     assert f"{span.parent.span_id:016x}" == SPAN
+
+
+@pytest.mark.parametrize(
+    ("parent", "told"), [(f"00-{TRACE}-{SPAN}-00", TRACE), ("x", ""), (b"\xff", ""), (None, ""), ("a-b-c-d", "")]
+)
+def test_a_call_is_logged_under_the_id_of_its_trace(parent: str | bytes | None, told: str) -> None:
+    assert trace_id(parent) == told
 
 
 def test_a_refused_call_says_why() -> None:

@@ -38,12 +38,13 @@ class Metrics:
         service: Service,
         calls: Calls,
         times: Times,
+        classes: Times,
         waiting: Waiting,
         ready: Callable[[], bool],
         relays: Relays,
     ) -> None:
-        """Ended calls by method and code, their times by method, calls that wait for a thread by class, relays before
-        gRPC.
+        """Ended calls by method and code, their times by method, and by their clients' priority, calls that wait for a
+        thread by class, relays before gRPC.
 
         Raises ``UnsupportedError`` without the package ``prometheus_client``.
         """
@@ -60,7 +61,7 @@ class Metrics:
         self._core: Any = core
         self._generate = prometheus_client.generate_latest
         self.content_type = prometheus_client.CONTENT_TYPE_LATEST
-        self._service, self._calls, self._times = service, calls, times
+        self._service, self._calls, self._times, self._classes = service, calls, times, classes
         self._waiting, self._ready, self._relays = waiting, ready, relays
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         process: Any = prometheus_client.ProcessCollector
@@ -98,6 +99,8 @@ class Metrics:
         )
         times = {(method,): item for method, item in self._times().items()}
         yield self._histogram("request_seconds", "Time from the call to its reply.", times, "method")
+        classes = {(name,): item for name, item in self._classes().items()}
+        yield self._histogram("class_request_seconds", "The same, by the priority of clients.", classes, "priority")
         waiting = {(name,): count for name, count in self._waiting().items()}
         yield self._gauge("calls_waiting", "Calls that wait for a thread, by class.", waiting, "class")
         accepted, refused, paced, now, ended = map(sum, zip((0,) * 5, *self._relays(), strict=True))
@@ -162,6 +165,10 @@ class Metrics:
             ("artifacts_evicted", "Entries that the artifact cache had no room for.", snapshot.artifacts_evicted),
         ):
             yield self._counter(name, text, {(): value})
+        renewed = self._service.choices_renewed
+        yield self._counter(
+            "choices_renewed", "Times that measurements changed, and plans were made anew.", {(): renewed}
+        )
         shared = self._service.engine.pool.shared
         if shared is None:
             return
@@ -208,6 +215,11 @@ class Metrics:
             "device",
             "kind",
         )
+        busy: dict[tuple[str], float] = {}
+        for kernel in snapshot.kernels:
+            if kernel.device:
+                busy[kernel.device,] = busy.get((kernel.device,), 0.0) + kernel.device_ns / 1e9
+        yield self._counter("device_busy_seconds", "Time of kernels that the server launched.", busy, "device")
         losses = {(name,): count for name, count in snapshot.losses.items()}
         yield self._counter("device_losses", "Processes of devices that ended unasked.", losses, "device")
         counters: dict[tuple[str, ...], float] = {}

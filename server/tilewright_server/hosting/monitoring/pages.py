@@ -34,7 +34,9 @@ def http_listener(
     def relays() -> list[Relayed]:
         return [item.relay.counts() for item in listeners() if item.relay is not None]
 
-    metrics = Metrics(service, traffic.calls, traffic.times, rpc.waiting, lambda: not readiness.reason, relays)
+    metrics = Metrics(
+        service, traffic.calls, traffic.times, traffic.classes, rpc.waiting, lambda: not readiness.reason, relays
+    )
 
     def counted() -> Page:
         return Page(200, metrics.page(), metrics.content_type)

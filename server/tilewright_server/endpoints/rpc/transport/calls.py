@@ -23,7 +23,7 @@ from grpc._cython import cygrpc
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnsupportedError
 from tilewright_server.endpoints.rpc.transport.status import set_status
-from tilewright_server.endpoints.rpc.transport.tracing import Parts
+from tilewright_server.endpoints.rpc.transport.tracing import TRACEPARENT, Parts, trace_id
 from tilewright_server.endpoints.rpc.transport.traffic import REQUEST_ID, Refusal, Traffic
 from tilewright_server.engine.client import ANONYMOUS, Client
 from tilewright_server.session.quotas import Quotas, Resource
@@ -229,7 +229,9 @@ class WireCall:
             traffic.tracer.ended(self.method, ns, self.client, self.metadata(), self.parts, error)
 
     def _named(self) -> str:
-        return next((str(value) for key, value in self.metadata() if key == REQUEST_ID), "")
+        """Id that the client gave, or else that of its trace."""
+        given = {key: value for key, value in self.metadata() if key in (REQUEST_ID, TRACEPARENT)}
+        return str(given.get(REQUEST_ID) or trace_id(given.get(TRACEPARENT)))
 
     def _start(
         self,

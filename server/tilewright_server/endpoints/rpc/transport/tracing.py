@@ -20,7 +20,7 @@ from tilewright_server.endpoints.rpc.transport.status import status_of
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Outcome
 
-__all__ = ["PacketTrace", "Parts", "Tracer", "open_tracer"]
+__all__ = ["TRACEPARENT", "PacketTrace", "Parts", "Tracer", "open_tracer", "trace_id"]
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 CONTEXT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
@@ -62,6 +62,11 @@ def carried(context: bytes) -> dict[str, str] | None:
     if found is None or not int(found[1], 16) & SAMPLED:
         return None
     return {TRACEPARENT: parent, TRACESTATE: state} if state else {TRACEPARENT: parent}
+
+
+def trace_id(parent: str | bytes | None) -> str:
+    """Id of a trace, for logs; empty for what is no context."""
+    return parent.split("-")[1] if isinstance(parent, str) and CONTEXT.fullmatch(parent) else ""
 
 
 class PacketTrace:

@@ -12,7 +12,7 @@ from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.endpoints.rpc.access.roles import is_audited
 from tilewright_server.endpoints.rpc.transport.status import status_of
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer
-from tilewright_server.engine.client import Client
+from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.histogram import Histogram
 
 __all__ = ["AUDIT_LOGGER", "REQUEST_ID", "Refusal", "Traffic"]
@@ -52,6 +52,7 @@ class Traffic:
         self.tracer: Tracer | None = None
         self._calls: dict[tuple[str, str], int] = {}
         self._times: dict[str, Histogram] = {}
+        self._classes = tuple(Histogram() for _ in Priority)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
 
@@ -64,6 +65,11 @@ class Traffic:
         """Times of calls that were answered with one message, by method."""
         with self._lock:
             return {method: item.copy() for method, item in self._times.items()}
+
+    def classes(self) -> dict[str, Histogram]:
+        """The same times by the priority of their clients."""
+        with self._lock:
+            return {item.name.lower(): self._classes[item].copy() for item in Priority}
 
     def begun(self, method: str, client: Client, named: Callable[[], str]) -> None:
         """Note in the audit log a call that lasts."""
@@ -90,6 +96,7 @@ class Traffic:
                 if times is None:
                     times = self._times[method] = Histogram()
                 times.observe(ns)
+                self._classes[client.priority].observe(ns)
         if audit.isEnabledFor(logging.INFO) and (code in DENIED or is_audited(method)):
             self._audit(method, code, client, refusal, named)
         slow = self.slow_s and ns is not None and ns > self.slow_s * 1e9
