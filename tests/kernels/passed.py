@@ -22,7 +22,7 @@ import pytest
 import tilewright_arch
 from tilewright_emulator.code.compiler import have_objdump, tool
 
-__all__ = ["FILES", "MARKS", "Recorder", "leave_out", "reads"]
+__all__ = ["FILES", "MARKS", "SUFFIXES", "Recorder", "leave_out", "reads"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).with_name("passed.json")
@@ -78,7 +78,8 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }  # fmt: skip
 """What the tests of an area read beside ``EVERY``, and its files of tests."""
 FILES = {f"tests/{area}/{name}.py": own for area, (own, names) in AREAS.items() for name in names}
-SUFFIXES = frozenset({".c", ".cpp", ".csv", ".h", ".hpp", ".in", ".json", ".npz", ".py", ".toml"})
+SUFFIXES = frozenset({".c", ".cpp", ".csv", ".h", ".hpp", ".in", ".json", ".jsonl", ".map", ".npz", ".py", ".toml"})
+"""Of sources; others are made from them."""
 PACKAGES = ("hypothesis", "ml_dtypes", "numpy", "nvidia-cuda-nvrtc", "pytest", "ziglang")
 
 

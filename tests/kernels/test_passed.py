@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from passed import FILES, MARKS, ROOT, reads
+from passed import FILES, MARKS, ROOT, SUFFIXES, reads
 
 pytestmark = pytest.mark.extended
 PACKAGES = ("arch", "emulator", "native", "plugins/*", "proto", "server", "tools", "client")
@@ -100,6 +100,15 @@ def test_all_that_recorded_tests_import_is_part_of_their_digest() -> None:
         known = (*places, *of_others)
         outside = [path for path in sorted(all_imports(ROOT / file)) if not any(map(path.is_relative_to, known))]
         assert not outside, file
+
+
+def test_every_kind_of_source_is_part_of_the_digest() -> None:
+    made = {".typed", ".pyc", ".so", ".lock", ""}
+    for place in sorted({place for file in FILES for place in reads(file)}):
+        kinds = {
+            path.suffix for path in (ROOT / place).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert kinds <= SUFFIXES | made, place
 
 
 def run(folder: Path, *options: str) -> str:

@@ -186,7 +186,7 @@ def test_the_thread_finds_busy_problems_by_itself_and_ends_at_once(
     confirming.problems.note(request(N), Selection(), prepared)
 
     def work() -> None:
-        while not over.is_set():
+        while not over.wait(0.001):
             engine.execute(prepared, vectors.addresses, Call())
 
     worker = threading.Thread(target=work)
