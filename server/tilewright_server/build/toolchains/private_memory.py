@@ -1,4 +1,4 @@
-"""Whether code for RDNA reaches memory of a lane's own (scratch): its metadata say only how much was set aside.
+"""A check that code for RDNA reaches no memory of a lane's own (scratch): metadata say only how much was set aside.
 
 Where scalar registers nearly did not suffice, clang 22 sets places aside that no instruction uses, and tells no spill.
 Every word of the code is looked at, operands and constants included: a word that merely looks like such an instruction

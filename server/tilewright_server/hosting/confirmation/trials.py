@@ -56,7 +56,7 @@ class Trial:
     mean_ns: float
     """Nanoseconds of its launches in traffic."""
     begun: Traffic | None = field(default=None)
-    """What the successor had run before traffic used it."""
+    """Runs of the successor before traffic used it."""
 
     def verdict(self) -> Verdict | None:
         """None while too little is known."""
