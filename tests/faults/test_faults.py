@@ -155,9 +155,11 @@ def building(tmp_path: Path) -> Iterator[tuple[ServerProcess, Control]]:
 @pytest.fixture
 def kernels(building: tuple[ServerProcess, Control]) -> Iterator[str]:
     """Names of kernels, each to be built once."""
+    names = []
     with Client(building[0].addresses[0]) as client:
-        request = kp.ListKernelsRequest(filter=kp.KernelFilter(operation="gemm", name="*_fp32_??r_*"))
-        names = [item.name for item in client.kernels.List(request).kernels]
+        for dtype in ("fp32", "fp16"):
+            request = kp.ListKernelsRequest(filter=kp.KernelFilter(operation="gemm", name=f"*_{dtype}_??r_*_1x1x1_*"))
+            names += [item.name for item in client.kernels.List(request).kernels]
     return (name for name in names if "preshuffle" not in name and "multid" not in name)
 
 
@@ -204,11 +206,13 @@ def built(client: Client, name: str) -> None:
     assert events[-1].name == name
     if events[-1].HasField("error"):
         raise Refused(events[-1].error)
-    rng = np.random.default_rng(1)
-    a, b = rng.standard_normal((2, 16, 16), np.float32)
+    _, dtype, layout, *_ = name.split("_")
+    kind = np.dtype(np.float16 if dtype == "fp16" else np.float32)
+    a, b = np.random.default_rng(1).integers(-4, 5, (2, 16, 16)).astype(kind)  # sums are exact in both
     inputs = []
-    for operand, values, order in zip("ab", (a, b), name.split("_")[2], strict=False):  # rows or columns first
-        spec = tp.TensorSpec(dtype=tp.FP32, shape=[16, 16], strides=[16, 1] if order == "r" else [1, 16])
+    for operand, values, order in zip("ab", (a, b), layout, strict=False):  # rows or columns first
+        strides = [16, 1] if order == "r" else [1, 16]
+        spec = tp.TensorSpec(dtype=tp.FP16 if dtype == "fp16" else tp.FP32, shape=[16, 16], strides=strides)
         data = values if order == "r" else values.T
         inputs.append(tp.Operand(name=operand, spec=spec, location=inline(data.tobytes())))
     request = dp.RunRequest(
@@ -218,7 +222,7 @@ def built(client: Client, name: str) -> None:
         selection=dp.Selection(strategy="explicit", kernel=name),
     )
     reply = client.dispatch.Run(request, timeout=120)
-    np.testing.assert_allclose(np.frombuffer(reply.outputs[0].inline, np.float32).reshape(16, 16), a @ b, atol=1e-4)
+    np.testing.assert_array_equal(np.frombuffer(reply.outputs[0].inline, kind).reshape(16, 16), a @ b)
 
 
 WORKER = [
