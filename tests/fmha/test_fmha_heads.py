@@ -64,7 +64,7 @@ def on_cpu(operation: str, tensors: dict[str, Any], runner: FmhaRunner, cpu: Dev
 
 
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 def test_cpus_take_heads_of_any_size(heads: tuple[int, int], fmha_runner: FmhaRunner, device: DeviceInfo) -> None:
     on_cpu(ATTENTION, qkv("bf16", heads), fmha_runner, device, **MASK, return_lse=True)
     on_cpu(ATTENTION, qkv("fp32", heads, 1), fmha_runner, device)
@@ -88,7 +88,7 @@ def gpu_of(name: str) -> DeviceInfo:
 
 @pytest.mark.parametrize("operation", [ATTENTION, ATTENTION_BACKWARD])
 @pytest.mark.parametrize("heads", [(1, 1), (20, 12), (100, 100)], ids=str)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_kernels_of_gpus_take_heads_that_are_no_multiples_of_8(
     operation: str, heads: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -141,7 +141,7 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", FEATURES)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_gpus_take_larger_heads_part_by_part(case: str, tmp_path: Path) -> None:
     tensors, words = FEATURES[case]
     request = OperationRequest(ATTENTION, tensors, {}, words)

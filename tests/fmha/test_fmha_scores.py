@@ -112,7 +112,7 @@ def check(problem: FmhaProblem, found: dict[str, Any], truth: dict[str, Any], ro
 
 
 @pytest.mark.parametrize("name", [*CASES, "large"])
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 def test_scores_and_sums_are_right_on_cpus(name: str, fmha_runner: FmhaRunner, device: DeviceInfo) -> None:
     request, problem = problem_of(LARGE if name == "large" else CASES[name])
     config = fmha_candidates(problem, device)[0]
@@ -122,7 +122,7 @@ def test_scores_and_sums_are_right_on_cpus(name: str, fmha_runner: FmhaRunner, d
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 def test_kernels_of_gpus_write_them_too(name: str, tmp_path: Path) -> None:
     gpu = dataclasses.replace(device_of(tilewright_arch.load("sm_90a")), units=4)
     request, problem = problem_of(CASES[name])

@@ -149,6 +149,7 @@ def run_on_cpu(runner: Runner, device: DeviceInfo, request: OperationRequest) ->
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.some(2)
 def test_cpu_kernels_scale_every_block(layout: str, runner: Runner, device: DeviceInfo) -> None:
     for m, n, k in ((61, 300, 177), (1, 129, 32)):
         run_on_cpu(runner, device, asked(m, n, k, layout))

@@ -261,6 +261,7 @@ def run_on_cpu(runner: Runner, device: DeviceInfo, request: OperationRequest, **
 
 
 @pytest.mark.parametrize(("a", "scales"), [("bf16", "fp16"), ("fp16", "fp32"), ("fp8", "bf16"), ("int8", "fp32")])
+@pytest.mark.some(2)
 def test_cpu_kernels_unpack_and_scale_every_group(a: str, scales: str, runner: Runner, device: DeviceInfo) -> None:
     run_on_cpu(runner, device, asked(61, 300, 701, a, scales))
     run_on_cpu(runner, device, asked(1, 129, 128, a, scales, "c", zeros=False))
@@ -318,6 +319,7 @@ def portable(problem: GemmProblem, **fields: Any) -> GemmConfig:
     ],
     ids=["bf16", "fp16", "slices", "ring-bf16", "ring-fp16", "ring-slices", "ring-fp8", "steps"],
 )  # fmt: skip
+@pytest.mark.some(3)
 def test_portable_gpu_kernels_unpack_and_scale_every_group(
     request_: OperationRequest, fields: dict[str, Any], emulated: Emulated
 ) -> None:

@@ -78,7 +78,8 @@ def _imports(path: Path) -> Iterator[Path]:
         for name in names:
             parts = name.split(".")
             above = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
-            yield from (sources()[each] for each in above if each in sources())
+            own = path.with_name(f"{parts[0]}.py")  # of helpers of one name, the one beside the test
+            yield from (own if own.exists() else sources()[each] for each in above if each in sources())
 
 
 def all_imports(path: Path) -> set[Path]:
