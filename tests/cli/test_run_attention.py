@@ -70,6 +70,7 @@ def test_scores_that_nobody_sees_are_compared_as_numbers():
         (("1", "4", "9", "32", "--dtype", "fp128"), "dtype", "attention_arguments"),
         (("1", "4", "9", "32", "--mask", "diagonal"), "mask", "attention_arguments"),
         (("1", "4", "9", "32", "--window", "5"), "window", "attention_arguments"),
+        (("1", "4", "9", "32", "--sink-size", "3"), "sink_size", "attention_arguments"),
         (("1", "4", "9", "32", "--window", "3,1", "--mask", "bottom_right"), "window", "attention_arguments"),
         (("1", "4", "9", "32", "--layout", "sbhd"), "layout", "attention_arguments"),
         (("1", "4", "9", "32", "--backward", "--paged", "16"), "page", "attention_arguments"),

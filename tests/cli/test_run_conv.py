@@ -87,6 +87,10 @@ def test_kernel_can_be_named_and_a_table_is_for_people(cli, target):
         (("1", "4", "6", "9x9", "3", "--dtype", "fp128"), "dtype", "conv_arguments"),
         (("1", "4", "6", "9x9", "3", "--layout", "rcr"), "layout", "conv_arguments"),
         (("1", "4", "6", "9x9", "3", "--direction", "up"), "direction", "conv_arguments"),
+        (("1", "4", "6", "9x9", "3", "--accumulate"), "accumulate", "conv_arguments"),
+        (("1", "4", "6", "9x9", "3", "--direction", "bwd_data", "--scale", "channel"), "scale", "conv_arguments"),
+        (("1", "4", "6", "9x9", "3", "--direction", "bwd_weight", "--bias"), "bias", "conv_arguments"),
+        (("1", "4", "6", "9x9", "3", "--transposed", "--d", "1"), "d", "conv_arguments"),
         (("1", "4", "6", "9x9", "3", "--dtype", "int8", "--direction", "bwd_data"), "dy.dtype", "dtype_direction"),
     ],
 )

@@ -189,6 +189,14 @@ def test_a_window_with_is_causal_sees_nothing_to_the_right(client):
     assert np.array_equal(client.attention(q, q, q, is_causal=True, window=(2, -1)), want)
 
 
+def test_first_keys_that_no_window_hides_are_refused(client):
+    q = random(1, 2, 12, 16)
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.attention(q, q, q, sink_size=3)
+    assert (caught.value.field, caught.value.rule) == ("sink_size", "no_effect")
+    assert client.attention(q, q, q, sink_size=3, window=(2, 0)).shape == q.shape
+
+
 def test_lse_with_sinks_includes_them(client):
     q, k, v = random(1, 2, 5, 16), random(1, 2, 6, 16), random(1, 2, 6, 16)
     sinks = np.array([0.5, -1.0], np.float32)

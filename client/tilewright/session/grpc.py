@@ -20,7 +20,7 @@ from tilewright.errors import (
     outcome_unknown,
     unbegun,
 )
-from tilewright.session.settings import FORK_VARIABLE
+from tilewright.session.settings import FORK_VARIABLE, SERVE, serve_command
 from tilewright.session.state import Core, Session
 from tilewright.session.tls import Tls, channel_credentials, channel_options
 from tilewright.transport.rpc import EXECUTE, EXPORT_BUFFER, FETCH_OBJECT, OPEN_LAUNCH_PAGE, Method, Rpc
@@ -59,7 +59,6 @@ def channel(target: str, tls: Tls | None, kind: Any = grpc) -> Any:
     return kind.secure_channel(target, channel_credentials(tls), options=options)
 
 
-START = "start one with: tilewright serve"
 NOT_CONNECTED = "failed to connect to all addresses"
 """gRPC's words for a call that never left this process."""
 
@@ -103,7 +102,9 @@ def opened(data: bytes) -> Session:
         raise UnavailableError(f"the server takes no sessions: {event.closing.reason}", rule="session_open")
     if not event.opened.session:
         raise UnavailableError(
-            "what answers there is no Tilewright server of this protocol", rule="session_open", fix=START
+            "what answers there is no Tilewright server of this protocol",
+            rule="session_open",
+            fix=f"start one with: {SERVE}",
         )
     return Session(event.opened)
 
@@ -134,7 +135,7 @@ def no_server(target: str, error: Any, timeout: float) -> TilewrightError:
         field="target",
         value=target,
         rule="server_reachable",
-        fix=START,
+        fix=f"start one with: {serve_command(target)}",
     )
 
 

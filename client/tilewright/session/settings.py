@@ -23,6 +23,7 @@ __all__ = [
     "may_start",
     "mps_pipe",
     "normalise_target",
+    "serve_command",
     "set_mps_pipe",
     "state_dir",
     "tls_files",
@@ -30,6 +31,7 @@ __all__ = [
 
 TARGET_VARIABLE = "TILEWRIGHT_TARGET"
 START_VARIABLE = "TILEWRIGHT_START"
+SERVE = "tilewright serve"
 """``0`` keeps ``connect`` from starting a server."""
 TLS_PREFIX = "TILEWRIGHT_TLS_"
 FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
@@ -91,6 +93,12 @@ def default_target(environ: Mapping[str, str] | None = None) -> str:
     if runtime and Path(runtime).is_dir():
         return f"unix:{runtime}/tilewright/tilewright.sock"
     return f"unix:/tmp/tilewright-{os.getuid()}/tilewright.sock"
+
+
+def serve_command(target: str) -> str:
+    """The command that starts a server at a socket; of other targets the plain one."""
+    usual = default_target({name: value for name, value in os.environ.items() if name != TARGET_VARIABLE})
+    return f"tilewright serve --listen {target}" if target.startswith("unix:") and target != usual else SERVE
 
 
 def cache_folder() -> Path:

@@ -184,6 +184,8 @@ def mask_words(is_causal: Any, mask: Any, window: Any, mask_align: Any, sink_siz
             found["window_right"], causal = 0, False
     if causal:
         found["causal"] = True
+    if window is None and type(sink_size) is int and sink_size > 0 and mask in (None, "no"):
+        raise no_effect("sink_size", sink_size, "there is no window that hides the first keys", "give window as well")
     found["sink_size"] = unless(sink_size, 0)
     return found
 

@@ -97,6 +97,9 @@ class AttentionCase:
         self._check_direction(where)
         if self.window and not _WINDOW.fullmatch(self.window):
             raise wrong(where, "window", self.window, "window is no pair of numbers", "write it as 128,0 (-1: all)")
+        if self.sink_size and not self.window:
+            reason, fix = "sink_size has no effect: no window hides the first keys", "give window, or leave it out"
+            raise wrong(where, "sink_size", self.sink_size, reason, fix)
         if self.window and self.mask not in ("", "no"):
             left, right = self.window.split(",")
             if int(right) > 0:

@@ -128,12 +128,27 @@ class ConvCase:
     def checked(self, where: str) -> ConvCase:
         """Itself, if it can be computed. Raises ``InvalidArgumentError``."""
         self.written(where)
+        self.fitting(where)
         for name in ("c", "k"):
             if getattr(self, name) % self.groups:
                 fix = f"use a multiple of {self.groups}, or other groups"
                 raise wrong(where, name, getattr(self, name), f"{name} is no multiple of the groups", fix)
         if min(self.outputs) < 1:
             raise wrong(where, "filter", self.filter, "the filter is larger than the padded image", "pad by more")
+        return self
+
+    def fitting(self, where: str) -> ConvCase:
+        """Itself, if its direction has a use for every column. Raises ``InvalidArgumentError``."""
+        unused = {
+            "fwd": ("accumulate",),
+            "bwd_data": ("scale", "d"),
+            "bwd_weight": ("bias", "scale", "d"),
+        }[self.direction]
+        for name in unused:
+            value = getattr(self, name)
+            if value and str(value).lower() not in NO:
+                reason = f"{name} has no effect in the direction {self.direction}"
+                raise wrong(where, name, value, reason, "leave it out")
         return self
 
     # ---- sizes, one for each axis ----

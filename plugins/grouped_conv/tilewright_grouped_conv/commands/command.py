@@ -192,7 +192,8 @@ class ConvCommand(ProblemCommand):
         transposed = fields.pop("transposed", False)
         fields |= {name: "yes" if fields[name] else "" for name in ("bias", "accumulate") if name in fields}
         case = ConvCase(**fields).written("the command line")
-        return case.transposed("the command line") if transposed else case
+        case = case.transposed("the command line") if transposed else case
+        return case.fitting("the command line")
 
     def describe(self, case: ConvCase) -> Mapping[str, Any]:
         return {

@@ -100,10 +100,15 @@ def demo(
 
 
 def _tour(client: tilewright.Client, size: int, dtypes: Sequence[str], device: str | None) -> list[Row]:
+    from tilewright_kit.commands.cases import DTYPES
     from tilewright_kit.commands.discovery import installed_commands
 
     todo = [(command, item) for command in installed_commands().values() for item in command.demonstrated(size)]
     if dtypes:
+        known = {item.title.split()[0] for _, item in todo}
+        if unknown := [name for name in dtypes if name not in known]:
+            words = ", ".join(sorted(known & set(DTYPES)))
+            raise typer.BadParameter(f"{unknown[0]} has no square problems; use {words}", param_hint="--dtype")
         todo = [(command, item) for command, item in todo if item.title.split()[0] in dtypes]
     rows = []
     with progress() as bar:
