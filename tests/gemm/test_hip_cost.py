@@ -10,6 +10,7 @@ from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP, toolchain
 
 import tilewright_arch
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.cost.hip import resident_of
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plugin import GemmOperation
@@ -112,3 +113,27 @@ def test_a_tile_for_every_unit_is_chosen_and_fills_the_matrix_units() -> None:
     assert chosen in set(KERNEL_SETS["essential"].expand(tilewright_arch.load("gfx942"), RULES))
     found = finding(chosen, "gfx942").bound
     assert found.units_used == 1.0 and found.share_of_peak > 0.94
+
+
+def bytes_problem(dtype: str, size: int) -> GemmProblem:
+    inputs = {"a": TensorDesc.of(dtype, (size, size)), "b": TensorDesc.of(dtype, (size, size), (1, size))}
+    return GEMM.parse(OperationRequest("gemm", inputs, {}, {"out_dtype": "bf16"}))
+
+
+@pytest.mark.parametrize("size", [4096, 8192])
+@pytest.mark.parametrize("dtype", ["fp8", "bf8"])
+def test_where_codes_are_replaced_workgroups_share_a_unit(dtype: str, size: int) -> None:
+    """A wave that is alone on its SIMD cannot hide six instructions for four values."""
+    device = device_of(tilewright_arch.load("gfx942"))
+    chosen = Selector().select(GEMM, bytes_problem(dtype, size), device).config
+    assert isinstance(chosen, GemmConfig) and resident_of(chosen, device.arch) >= 2
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("size", "least"), [(4096, 0.82), (8192, 0.9)])
+def test_products_of_fp8_fill_the_matrix_units_of_gfx942_but_for_uneven_tiles(size: int, least: float) -> None:
+    arch = tilewright_arch.load("gfx942")
+    chosen = Selector().select(GEMM, bytes_problem("fp8", size), device_of(arch)).config
+    assert isinstance(chosen, GemmConfig)
+    found = analyze_config(GEMM, chosen, arch, toolchain(), shape=f"{size},{size},{size}").bound
+    assert found.share_of_peak >= least, chosen.name

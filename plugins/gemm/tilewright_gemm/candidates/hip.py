@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig, Triple
+from tilewright_gemm.config.fnuz import turns_codes
 from tilewright_gemm.config.packing import VectorFormat
 from tilewright_gemm.launch.splits import splits
 from tilewright_gemm.problem.problem import GemmProblem
@@ -105,6 +106,22 @@ def hip_algorithms(problem: GemmProblem, device: DeviceInfo, few: bool) -> Itera
                     chosen = config.replace(split_k=split) if split > 1 else config
                     if not _spills(chosen, arch):
                         yield chosen
+                        yield from _shared(chosen, arch)
+
+
+def _shared(config: GemmConfig, arch: ArchSpec) -> Iterator[GemmConfig]:
+    """A kernel of which two share a unit, where the staged epilogue takes the LDS for that and waves have to turn codes
+    of 8-bit floats, which another workgroup's products hide.
+    """
+    other = config.replace(epilogue=Epilogue.DEFAULT)
+    if turns_codes(config, arch) and _resident(config, arch) < 2 <= _resident(other, arch):
+        yield other
+
+
+def _resident(config: GemmConfig, arch: ArchSpec) -> int:
+    """Workgroups that LDS and registers of a unit have room for."""
+    registers = registers_of(config, arch) * config.waves * arch.wave_size
+    return min(arch.lds_bytes // max(shared_bytes(config, arch), 1), arch.register_file // max(registers, 1))
 
 
 def _spills(config: GemmConfig, arch: ArchSpec) -> bool:

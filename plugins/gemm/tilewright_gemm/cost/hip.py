@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.fnuz import turns_codes
 from tilewright_gemm.cost.tiles import busiest_of, is_unaligned, shapes_of, slices_of
 from tilewright_gemm.launch.geometry import grid_of
 from tilewright_gemm.problem.problem import GemmProblem
@@ -53,6 +54,8 @@ _UNALIGNED = 1.6
 _JOIN_SECONDS = 2.0e-6
 """Until the last part of a tile knows that it is the last."""
 _MOST_RESIDENT = 8
+_CONVERSION_CYCLES = 6 * 4.0
+"""For four codes: six instructions of four cycles."""
 
 
 def predict_hip(problem: GemmProblem, config: GemmConfig, device: DeviceInfo) -> Prediction:
@@ -113,8 +116,22 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     l2_rate = arch.rates.global_bytes_per_cycle if arch.rates else _L2_BYTES_PER_CYCLE
     moved = together * (read + written) / lds_rate
     loaded = together * k * (m * size_of(config.a) + n * size_of(config.b)) / l2_rate
-    alone = own + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES)
+    alone = own + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES) + _conversion_cycles(config, arch)
     return max(multiply, moved, loaded, alone) + _LDS_BEHIND * moved + _L2_BEHIND * loaded
+
+
+def _conversion_cycles(config: GemmConfig, arch: ArchSpec) -> float:
+    """Cycles in which a wave turns codes of 8-bit floats into those that the matrix unit takes (``amd/convert.hpp``),
+    for one step along k; the compiler puts them between few of its products.
+    """
+    if not turns_codes(config, arch):
+        return 0.0
+    m, n, k = config.tile
+    if config.pipeline == "comp_async" and config.layout.startswith("rc"):  # raw tiles, of which waves read parts
+        octets = k * (m // config.wave[0] + n // config.wave[1]) / arch.wave_size
+    else:
+        octets = k * (m + n) / threads_of(config, arch)
+    return octets / 4 * _CONVERSION_CYCLES
 
 
 def _epilogue_cycles(config: GemmConfig) -> float:

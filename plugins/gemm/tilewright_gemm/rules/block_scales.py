@@ -18,15 +18,11 @@ from tilewright_kit.tiles.footprint.workgroup import (
 )
 from tilewright_kit.tiles.tables import columns_of, with_extent
 
-__all__ = ["FACTOR_REGISTERS", "block_registers", "block_scales", "block_steps"]
+__all__ = ["block_registers", "block_scales", "block_steps", "factor_registers"]
 
 _CPU_PIPELINE = "compv3"
 _CHUNK, _COLUMN_REGISTERS = 32, 8
 """Columns whose factors a thread holds one of, and registers for those that it needs of them at a time."""
-FACTOR_REGISTERS = 48
-"""For factors and their addresses on AMD GPUs. Without them clang 22 spills up to 41 registers of RDNA, for 64 sums a
-lane and as many of a block.
-"""
 _WHOLE = {ScaleA.BLOCK_1X128: ScaleB.BLOCK_128X128, ScaleA.BLOCK_1X32: ScaleB.BLOCK_1X32}
 _PLAIN: dict[str, object] = {"scale_a": ScaleA.NONE, "scale_b": ScaleB.NONE}
 
@@ -108,13 +104,20 @@ def block_registers(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
 def _registers(config: GemmConfig, arch: ArchSpec) -> tuple[int, int, int]:
     """Registers of a thread for the tile's sums, for those of a block and their factors, and the room for both."""
     own, columns = accumulators_per_thread(config, arch), config.warp_tile[columns_of(config)]
-    block = own + (FACTOR_REGISTERS if arch.kind == "hip" else 0)
+    block = own + factor_registers(own, arch)
     if config.scale_b is ScaleB.BLOCK_1X32 and takes_exponents(config, arch):
         block = 0
     if is_specialised(config, arch):
         each = config.transpose_c or config.scale_b is ScaleB.BLOCK_1X128
         block = columns // 2 + (_COLUMN_REGISTERS + 2 * -(-columns // _CHUNK) if each else 0)
     return own, block, accumulator_limit(config, arch) - hip_crowding(config, arch)
+
+
+def factor_registers(sums: int, arch: ArchSpec) -> int:
+    """For factors and their addresses on AMD GPUs, beside so many sums of a block. Clang 22 fetches all of them ahead:
+    without this, kernels with 64 sums a lane spill up to 41 registers of RDNA, with 128 up to 48 of CDNA, with 192 180.
+    """
+    return sums + 16 if arch.kind == "hip" else 0
 
 
 def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:

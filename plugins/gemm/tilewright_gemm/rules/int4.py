@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.int4 import DTYPES, GROUP_K, INT4_PIPELINE, INT4_RING
-from tilewright_gemm.rules.block_scales import FACTOR_REGISTERS
+from tilewright_gemm.rules.block_scales import factor_registers
 from tilewright_gemm.vocabulary import ScaleA, ScaleB
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.tiles.footprint.hip import hip_crowding
@@ -97,9 +97,8 @@ def _registers(config: GemmConfig, arch: ArchSpec) -> tuple[int, int]:
     limit = accumulator_limit(config, arch) - hip_crowding(config, arch)
     if arch.kind == "cuda" and config.a == "fp8":  # whose products are made of wider ones
         limit = min(limit, 2 * _SUMS_OF_FP8)
-    if arch.kind == "hip":
-        limit -= FACTOR_REGISTERS
-    return accumulators_per_thread(config, arch), limit
+    own = accumulators_per_thread(config, arch)
+    return own, limit - factor_registers(own, arch)
 
 
 def _fitting(config: GemmConfig, arch: ArchSpec) -> dict[str, object]:
