@@ -72,7 +72,7 @@ class Application:
         self._ending = threading.Event()
         self.listeners: list[Listener] = []
         self._own_address = ""
-        self._kserve_listeners: list[Listener] = []
+        self._more_listeners: list[Listener] = []
         self._parts = ExitStack()
         self._clean = True
         self.inherited = Inherited()
@@ -156,7 +156,11 @@ class Application:
             self.listeners.append(listener)
         self._own_address = self._own_door(certificates is not None)
         own = self._addresses(settings.kserve_listen, certificates is not None)
-        self._kserve_listeners = serve_kserve(self, own, access, certificates, self._parts)
+        self._more_listeners = serve_kserve(self, own, access, certificates, self._parts)
+        if settings.health_listen:
+            from tilewright_server.hosting.monitoring.pages import health_listeners
+
+            self._more_listeners += health_listeners(self.rpc, settings.health_listen, self._parts)
         connections = Connections([item.address for item in self._all_listeners()], settings.max_connections)
         connections.start()  # ends those of whoever has too many
         self._parts.callback(connections.close)
@@ -223,7 +227,7 @@ class Application:
         return local
 
     def _all_listeners(self) -> list[Listener]:
-        return [*self.listeners, *self._kserve_listeners]
+        return [*self.listeners, *self._more_listeners]
 
     def _listen_for_http(self) -> HttpListener | None:
         """Metrics and probes, if the settings name an address."""
@@ -232,18 +236,14 @@ class Application:
             return None
         from tilewright_server.hosting.monitoring.pages import http_listener
 
-        listener = http_listener(
-            address,
-            self.service,
-            self.rpc,
-            self.readiness,
-            lambda: self._watchdog is not None and self._watchdog.silent,
-            self._all_listeners,
-            self.inherited,
-        )
+        watchers = self.service, self.rpc, self.readiness, self._is_silent, self._all_listeners
+        listener = http_listener(address, *watchers, self.inherited)
         self._parts.callback(listener.close)
         log.info("metrics and probes over HTTP at %s", listener.address)
         return listener
+
+    def _is_silent(self) -> bool:
+        return self._watchdog is not None and self._watchdog.silent
 
     def load_plugins(self) -> PluginManager:
         """The plugins that the settings allow; those that fail are logged, reported and left out."""
@@ -283,7 +283,7 @@ class Application:
         self.rpc.cancel()
         # Cancelled repeats end within milliseconds.
         self._clean = self._clean or self.engine.drain(LAST_STEPS_S)
-        for listener in (*self.listeners, *self._kserve_listeners):
+        for listener in (*self.listeners, *self._more_listeners):
             listener.close()
         if self.local is not None and not self.local.close():
             log.warning("a local connection is still at work")

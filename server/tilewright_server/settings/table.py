@@ -393,6 +393,13 @@ class Settings:
         kinds.text,
         "Address of `/metrics`, `/healthz` and `/readyz` over HTTP: `PORT` on loopback, or `HOST:PORT`. Empty: none.",
     )
+    health_listen: str = _setting(
+        "",
+        "address",
+        kinds.text,
+        "Address at which gRPC's health service alone is served, without TLS, for a kubelet's gRPC probes: `PORT` on"
+        " loopback, or `HOST:PORT`. Empty: none.",
+    )
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert is None and self.tls_client_ca):

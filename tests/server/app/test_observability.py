@@ -65,6 +65,26 @@ def dashboard_metrics() -> set[str]:
     return {name for expression in expressions for name in re.findall(r"\btilewright_[a-z_]+", expression)}
 
 
+def test_a_port_for_probes_serves_health_alone(tmp_path: Path) -> None:
+    kind = health_pb2.HealthCheckResponse
+    port = free_port()
+    with ServerProcess(tmp_path, device="cpu:0", health_listen=f"127.0.0.1:{port}") as server:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            assert check(health_pb2.HealthCheckRequest(), timeout=60).status == kind.SERVING
+            ready = health_pb2.HealthCheckRequest(service="tilewright.ready")
+            assert eventually(lambda: check(ready, timeout=60).status == kind.SERVING, 90)
+            for method in ("/tilewright.v1.Dispatch/Run", "/tilewright.v1.Memory/OpenSession"):
+                with pytest.raises(grpc.RpcError) as caught:
+                    channel.unary_unary(method)(b"", timeout=60)
+                assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert server.addresses == [f"unix:{tmp_path / 's.sock'}"], "it is no address for clients"
+        assert server.stop() == 0, server.log()
+    again = ServerProcess(tmp_path, device="cpu:0", health_listen="here")
+    assert (again.ready, again.wait()) == ("", 1)
+    assert "[health_listen=here]" in again.log()
+
+
 @pytest.mark.extended
 def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: Path) -> None:
     port = free_port()

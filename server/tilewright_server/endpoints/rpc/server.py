@@ -95,19 +95,18 @@ class RpcServer:
         self._front = Front(quotas, self.traffic)
         self._make = partial(grpc.server, self._front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.server = self._make()
-        self.second: grpc.Server | None = None
-        """A server of one service only, see ``serve``."""
+        self._more: list[tuple[grpc.Server, Intake]] = []
+        """Servers of one service only, with what bounds their requests."""
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
         self._intake, intakes = _intakes(settings)
         self._intakes = intakes
-        self._second_intake = self._intake
         self.peers = Peers()
         identify = partial(_identify, service.sessions, gate, self.peers)
         self._receive = partial(Reception, identify, lanes, self.streams)
         self._quotas, self._settings = quotas, settings
         reception = self._receive(intakes, quotas, settings.sessionless_limit)
-        servicer = HealthServicer(quotas)
+        servicer = self._health_servicer = HealthServicer(quotas)
         self.health = servicer.state
         register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
         self.health.set(health.OVERALL_HEALTH, health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -127,19 +126,27 @@ class RpcServer:
     def serve(self, servicer: object, descriptor: ServiceDescriptor, *, apart: bool) -> grpc.Server:
         """Serve one more service, whose requests may be as large as messages may be; if it is to be ``apart``, by a
         server of its own. Returns its server, for its listeners. To be called before ``start``, and once."""
-        intakes = self._intakes
+        server, intakes = self.server, self._intakes
         if apart:
-            self.second = self._make()
-            self._second_intake, intakes = _intakes(self._settings)
-        server = self.second or self.server
+            server = self._make()
+            intake, intakes = _intakes(self._settings)
+            self._more.append((server, intake))
         register(server, servicer, descriptor, self._receive(intakes, self._quotas, self._settings.message_limit))
+        return server
+
+    def serve_health(self) -> grpc.Server:
+        """A server of health checks alone, for its listeners. To be called before ``start``, and once."""
+        server, intake = self._make(), Intake(HEALTH_RECEIVED, patient=False)
+        reception = self._receive(dict.fromkeys(Lane, intake), self._quotas, self._settings.sessionless_limit)
+        register(server, self._health_servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
+        self._more.append((server, intake))
         return server
 
     def start(self, operations: Iterable[str]) -> None:
         """Take calls; healthy as a whole and for each operation."""
         start(self.server, self._intake.tick)
-        if self.second is not None:
-            start(self.second, self._second_intake.tick)
+        for server, intake in self._more:
+            start(server, intake.tick)
         for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
             self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -166,18 +173,17 @@ class RpcServer:
     def drain(self, grace_s: float) -> Any:
         """Take no more calls, and cancel what is left after ``grace_s``. Returns an event that is set at the end."""
         try:
-            if self.second is not None:
-                self.second.stop(grace_s)
+            for server, _ in self._more:
+                server.stop(grace_s)
             return self.server.stop(grace_s)
         except RuntimeError as error:  # no thread for the end of the grace period, which whoever drains waits for too
             log.warning("calls are cancelled after the drain only: %s", error)
             return threading.Event()
 
     def cancel(self) -> None:
-        """Cancel all calls, and wait until both servers have stopped."""
-        for server in (self.server, self.second):
-            if server is not None:
-                server.stop(None).wait()
+        """Cancel all calls, and wait until all servers have stopped."""
+        for server in (self.server, *(server for server, _ in self._more)):
+            server.stop(None).wait()
 
     def close(self) -> None:
         """Wait for the threads; the server has stopped."""

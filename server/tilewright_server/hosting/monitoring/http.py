@@ -34,18 +34,18 @@ class Page:
     content_type: str = "text/plain; charset=utf-8"
 
 
-def http_address(text: str) -> tuple[str, int]:
-    """Host and port of the setting ``http_listen``; the host is 127.0.0.1 unless it is named.
+def http_address(text: str, setting: str = "http_listen") -> tuple[str, int]:
+    """Host and port of a setting; the host is 127.0.0.1 unless it is named.
 
     Raises ``InvalidArgumentError``.
     """
     host, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535 or (":" in text and not host):
         raise InvalidArgumentError(
-            "not an address of HTTP: expected PORT or HOST:PORT",
-            field="http_listen",
+            "not an address for probes: expected PORT or HOST:PORT",
+            field=setting,
             value=text,
-            rule="http_listen",
+            rule=setting,
             fix="use 9464, or 0.0.0.0:9464 where a kubelet or Prometheus comes from elsewhere",
         )
     return host.strip("[]") or "127.0.0.1", int(port)

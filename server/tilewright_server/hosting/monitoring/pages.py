@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from tilewright_server.endpoints.readiness import Readiness
-from tilewright_server.endpoints.rpc.listeners import Listener
+from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress
 from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.endpoints.rpc.server import RpcServer
-from tilewright_server.hosting.monitoring.http import HttpListener, Page
+from tilewright_server.hosting.monitoring.http import HttpListener, Page, http_address
 from tilewright_server.hosting.monitoring.metrics import Metrics
 from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.service import Service
 
-__all__ = ["http_listener"]
+__all__ = ["health_listeners", "http_listener"]
+
+log = logging.getLogger("tilewright")
+
+
+def health_listeners(rpc: RpcServer, text: str, parts: ExitStack) -> list[Listener]:
+    """The listener of the setting ``health_listen``, if it names one, which ``parts`` close: gRPC's health service
+    alone, without TLS, as kubelets ask for it. Raises what ``Listener.bind`` does, and ``InvalidArgumentError``."""
+    if not text:
+        return []
+    listener = Listener(TcpAddress(*http_address(text, "health_listen")))
+    listener.bind(rpc.serve_health())
+    parts.callback(listener.close)
+    log.info("health checks over gRPC at %s", listener.address)
+    return [listener]
 
 
 def http_listener(
