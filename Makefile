@@ -65,7 +65,7 @@ gates: $(DEV_READY) ## Compile all kernels of the default sets, run the extended
 	@$(MAKE) --no-print-directory passed
 
 passed: $(DEV_READY) ## Of `make gates` the second part: extended tests of kernels, which run again when what they read has changed
-	@$(PYTEST) --gates -m 'extended and not exhaustive' $(PYTEST_ARGS) $$($(BIN)/python tests/kernels/passed.py)
+	@$(PYTEST) --record -m 'extended and not exhaustive' $(PYTEST_ARGS) $$($(BIN)/python tests/kernels/passed.py)
 
 test-gpu: $(DEV_READY) ## The tests that need an NVIDIA GPU (and PyTorch built for it in the environment)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS) tests

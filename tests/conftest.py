@@ -61,10 +61,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gates", action="store_true", help="compile whole sets and record what passed (tests/kernels/gated.py)"
     )
+    parser.addoption(
+        "--record",
+        action="store_true",
+        help="run extended tests of kernels that passed before, too, and record which pass (tests/kernels/passed.py)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("gates") and not hasattr(config, "workerinput"):
+    if config.getoption("record") and not hasattr(config, "workerinput"):
         from passed import Recorder
 
         config.pluginmanager.register(Recorder(config))

@@ -24,7 +24,7 @@ from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.references.samples import gemm_samples
-from tilewright_gemm.vocabulary import LAYOUTS
+from tilewright_gemm.vocabulary import LAYOUTS, ScaleB
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.composition import Composition
 from tilewright_kit.contract.device import DeviceInfo
@@ -112,7 +112,10 @@ def small(problem: GemmProblem, **fields: Any) -> GemmConfig:
         fields = {"pipeline": "compv3", **fields}
     if fields.get("pipeline") == "compv3":
         fields["stages"] = 0
-    return with_signature(problem, config).replace(**fields)
+    made = with_signature(problem, config)
+    if made.scale_b is ScaleB.BLOCK_1X32:  # steps along k are blocks
+        fields = {"tile": (32, 32, 32), **fields}
+    return made.replace(**fields)
 
 
 def check(emulated: Emulated, request: OperationRequest, device: DeviceInfo, **fields: Any) -> ExecutionPlan:
@@ -123,6 +126,9 @@ def check(emulated: Emulated, request: OperationRequest, device: DeviceInfo, **f
     plan = GEMM.plan(problem, config, device)
     rng = np.random.default_rng(7)
     inputs = {item.name: draw(rng, item.desc) for item in problem.operands if item.role is Role.INPUT}
+    if config.scale_b is ScaleB.BLOCK_1X32:  # exponents whose products are finite
+        scales = {name: array.shape for name, array in inputs.items() if name.startswith("scale_")}
+        inputs |= {name: rng.integers(121, 134, shape).astype(np.uint8).view(np.int8) for name, shape in scales.items()}
     memory = emulated.run(plan, inputs, device)
     truth = GEMM.reference(problem, inputs)
     for item in problem.operands:

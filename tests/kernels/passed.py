@@ -2,8 +2,8 @@
 
 ``passed.json`` has, for each file of tests, the tools and a digest of all sources that its tests read: kernels,
 plugins, the emulator, the tests themselves and the bugs that they plant. ``make test-rest`` skips its extended tests
-where both are as recorded, and runs all of them where anything differs. ``make gates`` runs them in any case and writes
-what passed. ``make test`` reads no record.
+where both are as recorded, and runs all of them where anything differs. With ``--record`` they run in any case, and
+what passed is written: ``make passed``, or ``make test-rest PYTEST_ARGS=--record``. ``make test`` reads no record.
 """
 
 from __future__ import annotations
@@ -96,32 +96,41 @@ def state(file: str) -> list[str]:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the extended tests of all files that passed as they stand."""
-    if config.getoption("gates") or "not extended" in config.option.markexpr:
+    if config.getoption("record") or "not extended" in config.option.markexpr:
         return
     records = _records()
     for item in items:
         file = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else ""
         if file in records and file in FILES and item.get_closest_marker("extended") and records[file] == state(file):
-            item.add_marker(pytest.mark.skip(reason="passed as it stands (tests/kernels/passed.json); --gates runs it"))
+            item.add_marker(
+                pytest.mark.skip(reason="passed as it stands (tests/kernels/passed.json); --record runs it")
+            )
 
 
 class Recorder:
-    """Writes down which files passed, if all tests of a run with ``--gates`` did."""
+    """Writes down which files passed in a run with ``--record``: of which all extended tests ran, and none failed."""
 
     def __init__(self, config: pytest.Config) -> None:
-        whole = config.option.markexpr == MARKS and not config.option.keyword
-        self._states = {file: state(file) for file in FILES if whole and file in config.args}
+        option = config.option
+        whole = option.markexpr == MARKS and not (option.keyword or option.maxfail or option.deselect)
+        asked = [Path(each) for each in config.args]
+        files = [file for file in FILES if whole and any(Path(file).is_relative_to(each) for each in asked)]
+        self._states = {file: state(file) for file in files}
         """Of before the tests: what is edited while they run did not pass."""
         self._passed: set[str] = set()
+        self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and report.passed:
-            self._passed.add(report.nodeid.partition("::")[0])
+        file = report.nodeid.partition("::")[0]
+        if report.failed:
+            self._failed.add(file)
+        elif report.when == "call" and report.passed:
+            self._passed.add(file)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if exitstatus != pytest.ExitCode.OK:
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return
-        found = {file: each for file, each in self._states.items() if file in self._passed}
+        found = {file: each for file, each in self._states.items() if file in self._passed - self._failed}
         if found:
             with RECORD.open("a+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)

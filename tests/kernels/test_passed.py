@@ -25,12 +25,12 @@ passed.RECORD = passed.ROOT / "passed.json"
 passed.FILES = {{"test_some.py": ("sources",)}}
 
 def pytest_addoption(parser):
-    parser.addoption("--gates", action="store_true")
+    parser.addoption("--record", action="store_true")
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended: rest")
     config.addinivalue_line("markers", "exhaustive: none")
-    if config.getoption("gates"):
+    if config.getoption("record"):
         config.pluginmanager.register(passed.Recorder(config))
 
 def pytest_collection_modifyitems(config, items):
@@ -124,12 +124,12 @@ def test_tests_that_passed_are_skipped_until_something_that_they_read_changes(tm
     kernel, record = tmp_path / "sources" / "kernel.hpp", tmp_path / "passed.json"
     kernel.parent.mkdir()
     kernel.write_text("bug")
-    assert "1 failed" in run(tmp_path, "--gates")
+    assert "1 failed" in run(tmp_path, "--record")
     assert not record.exists(), "what failed is not recorded"
     kernel.write_text("right")
-    assert "1 passed" in run(tmp_path, "-k", "it", "--gates")
+    assert "1 passed" in run(tmp_path, "-k", "it", "--record")
     assert not record.exists(), "a part of a file is not recorded"
-    assert "1 passed" in run(tmp_path, "--gates")
+    assert "1 passed" in run(tmp_path, "--record")
     assert list(json.loads(record.read_text())) == ["test_some.py"]
     assert "1 skipped" in run(tmp_path)
     kernel.write_text("bug")
