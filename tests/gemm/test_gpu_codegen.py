@@ -107,6 +107,7 @@ def test_what_cannot_be_built_is_refused_with_a_reason() -> None:
     assert not PACK_B_SETS["default"].expand(hopper, RULES)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_the_sweep_holds_what_the_default_set_uses_of_the_ws_pipeline() -> None:
     arch = tilewright_arch.load("sm_90a")

@@ -93,6 +93,7 @@ def test_the_first_choice_has_nearly_the_best_bound_of_the_candidates(name: str,
 
 
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.slow
 @pytest.mark.extended
 def test_no_essential_kernel_of_halves_has_a_better_bound_than_the_first_choice(name: str) -> None:
     arch = tilewright_arch.load(name)

@@ -14,6 +14,7 @@ from native_harness import FLAGS, INCLUDE, LEVELS, RUNTIME, Config, build_once, 
 
 pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("ziglang"), reason="ziglang is not installed: pip install ziglang"),
+    pytest.mark.slow,
     pytest.mark.extended,  # zig builds its own runtime for each CPU first
 ]
 

@@ -49,6 +49,7 @@ def test_files_without_results_or_of_two_devices_are_refused(tmp_path: Path) -> 
         learning._read([tmp_path / "two.jsonl"])
 
 
+@pytest.mark.slow
 @pytest.mark.extended
 def test_the_shipped_model_is_trained_from_the_data_of_the_repository() -> None:
     from tilewright_kit.selection.trees import read_model
