@@ -128,7 +128,7 @@ def test_few_rows_and_few_columns_are_streamed_right(
 ) -> None:
     # One kernel computes one, few, all and more rows than are held at a time; widths leave every kind of rest.
     stream = None
-    for m, n, k in [(1, 619, 77), (2, 64, 33), (3, 83, 150), (4, 121, 1), (8, 1045, 66), (13, 57, 131)]:
+    for m, n, k in [(1, 619, 77), (2, 64, 33), (3, 83, 150), (4, 121, 1), (8, 1045, 66), (13, 57, 131), (1, 9001, 9)]:
         for rows, columns in ((m, n), (n, m)):
             inputs = {"a": matrix(dtype, rows, k, layout[0], 3), "b": matrix(dtype, k, columns, layout[1], 5)}
             request = OperationRequest("gemm", inputs)

@@ -69,7 +69,8 @@ struct Streaming {
 
   // Rows of X contiguous along r, k across: a few lines of X are added into all results before the next lines are read.
   // Few: lines whose distance is a power of two compete for the same eight places of the nearest cache, and so do the
-  // lines that were asked for ahead.
+  // lines that were asked for ahead. For one row of Y, whose chunks are long, nothing is asked for: the processor sees
+  // what comes along a line by itself, and the nearest cache has no room for the lines behind.
   template <int kY>
   static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
                                    const Accumulator* start, Accumulator* out) {
@@ -88,7 +89,7 @@ struct Streaming {
           V sum = load_as<V>(out + r);
           TW_UNROLL
           for (int l = 0; l < kGroups; l++)
-            sum = Dot::step(sum, line_groups<kGroups>(from, r, l, line, true), held[l]);
+            sum = Dot::step(sum, line_groups<kGroups>(from, r, l, line, false), held[l]);
           store_as(out + r, sum);
         }
       } else {
@@ -175,7 +176,8 @@ struct Streaming {
   template <bool kAlongK>
   static TW_NOINLINE void prepare(Rows<E, kAlongK> y, int64_t count, int64_t k, uint32_t* to, int64_t ld,
                                   Accumulator* start) {
-    for (int64_t c = 0; c < kSkinny; c++) {
+    const int64_t read = count == 1 ? 1 : count <= 4 ? 4 : kSkinny;  // rows that `multiply` looks at
+    for (int64_t c = 0; c < read; c++) {
       for (int64_t g = 0; g < ld; g += kLanes) store_as(to + c * ld + g, u32v{});
       start[c] = 0;
     }
@@ -228,8 +230,14 @@ struct StreamingGemm {
     const int64_t k = product.k1 - product.k0, y_ld = round_up(ceil_div(k, Dot::depth), 16);
     uint32_t* const groups = (uint32_t*)scratch;
     Accumulator* const results = (Accumulator*)(groups + kSkinny * y_ld);
-    const int64_t wanted = crew.size == 1 ? kStreamColumns : round_up(ceil_div(big.size(), 2 * crew.size), 64);
-    const int64_t chunk = min_of(kStreamColumns, wanted), chunks = big.size() > 0 ? ceil_div(big.size(), chunk) : 0;
+    // One row takes the room of all: the longer a part of a line, the faster it comes. Along k lines are whole anyway,
+    // and smaller chunks let the faster member do more.
+    const bool alone = small.size() == 1;
+    const int64_t widest = alone ? kSkinny * kStreamColumns : kStreamColumns;
+    const bool along_k = kBigIsB ? Config::b_col : !Config::a_col;
+    const int64_t each = alone && !along_k ? crew.size : 2 * crew.size;
+    const int64_t wanted = crew.size == 1 ? widest : round_up(ceil_div(big.size(), each), 64);
+    const int64_t chunk = min_of(widest, wanted), chunks = big.size() > 0 ? ceil_div(big.size(), chunk) : 0;
     for (int64_t y0 = small.begin; y0 < small.end; y0 += kSkinny) {
       const int64_t count = min_of(small.end - y0, kSkinny);
       Accumulator start[kSkinny];
