@@ -102,7 +102,7 @@ def test_a_planted_leak_is_found(tmp_path: Path) -> None:
 LEASE = Fault(Kind.MAP | Kind.OPEN | Kind.READ | Kind.WRITE | Kind.SOCKET, What.PAUSE)
 
 
-@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.extended)])
 def test_a_session_may_end_at_any_step(faulty: tuple[ServerProcess, Control], stride: int) -> None:
     """The client takes its lease back while the server is held up in one call of the system after the other."""
     server, control = faulty
