@@ -130,6 +130,18 @@ FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "fp32": (qkv("fp32", (257, 272)), {"return_lse": True}),
     "latent": ({name: item for name, item in qkv("bf16", (576, 1)).items() if name != "v"}, {"head_dim_v": 512}),
+    "pages": (pages("fp16", (264, 272)), {"return_lse": True}),
+    "pages, latent": (
+        {name: item for name, item in pages("bf16", (576, 1)).items() if name != "v"}, {"head_dim_v": 512}
+    ),
+    "pages, varlen": (
+        {
+            "q": desc("bf16", 9, 4, 264), "k": desc("bf16", 10, 8, 2, 264), "v": desc("bf16", 10, 8, 2, 16),
+            "cu_seqlens_q": ints(4), "block_table": ints(3, 4), "seqlens_k": ints(3),
+            "alibi_slopes": desc("fp32", 4),
+        },
+        {"max_seqlen_q": 5, "mask": "bottom_right"},
+    ),
     "varlen": (
         {
             "q": desc("fp16", 30, 4, 260), "k": desc("fp16", 60, 2, 260), "v": desc("fp16", 60, 2, 16),
@@ -169,10 +181,12 @@ def test_every_gpu_takes_larger_heads(name: str) -> None:
         assert found and {item.family for item in found} == {Family.FWD}, (dtype, heads)
         assert predict_fmha(problem, found[0], gpu).seconds > 0
         assert len(plan_fmha(problem, found[0], gpu).stages) == 1 + -(-heads[1] // found[0].hdim[1])
+        problem = PARSERS[ATTENTION](OperationRequest(ATTENTION, pages(dtype, heads), {}, {}))
+        assert fmha_candidates(problem, gpu), (dtype, heads, fmha_refusal(problem, gpu))
 
 
 @pytest.mark.parametrize("name", GPUS)
-@pytest.mark.parametrize("of", [pages, gradients, lambda dtype, _: qkv(dtype, (264, 61))], ids=["pages", "dq", "odd"])
+@pytest.mark.parametrize("of", [gradients, lambda dtype, _: qkv(dtype, (264, 61))], ids=["dq", "odd"])
 def test_gpus_refuse_what_parts_cannot_do_and_say_what_takes_it(name: str, of: Any) -> None:
     tensors = of("fp16", (264, 64))
     operation = ATTENTION_BACKWARD if "do" in tensors else ATTENTION
@@ -182,6 +196,8 @@ def test_gpus_refuse_what_parts_cannot_do_and_say_what_takes_it(name: str, of: A
     assert refusal is not None
     assert (refusal.rule, refusal.field) == ("hdim_multiple_of_8", "hdim")
     assert "CPUs up to 1024" in refusal.reason
+    assert ("gradients" if operation == ATTENTION_BACKWARD else "whole vectors") in refusal.reason
+    assert not refusal.fix  # heads are what they are
 
 
 def test_the_scale_is_that_of_the_true_size() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewright_fmha.candidates.applicability import families_of, head_mismatches, holds, signature_mismatches
-from tilewright_fmha.candidates.wide_heads import PART_SIZES, is_wide, value_parts
+from tilewright_fmha.candidates.wide_heads import PART_SIZES, is_wide, refused_parts, value_parts
 from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig, config_of
 from tilewright_fmha.config.defaults import cpu_algorithm, cpu_register_tiles, spec_of
-from tilewright_fmha.config.heads import held_hdim
+from tilewright_fmha.config.heads import CPU_MOST_HDIM, held_hdim, most_hdim
 from tilewright_fmha.config.pipelines import family_pipelines
 from tilewright_fmha.config.tile_order import tile_order
 from tilewright_fmha.launch.splits import wants_splits
@@ -107,7 +107,7 @@ def fmha_mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo
 
 def _takes_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:
     """The kernel might compute the values of larger heads part by part."""
-    return device.arch.kind != "cpu" and config.family is Family.FWD and is_wide(problem)
+    return device.arch.kind != "cpu" and config.family is problem.family and is_wide(problem)
 
 
 def _mismatches(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Iterator[Violation]:
@@ -140,7 +140,12 @@ def fmha_refusal(problem: FmhaProblem, device: DeviceInfo) -> Violation | None:
     violations = (*RULES.check(config, device.arch), *fmha_mismatches(problem, config, device))
     # That nothing could be chosen for a signature is no reason, but follows from one.
     told = [item for item in violations if not is_free(config, item.field)]
-    return next(iter(told or violations), None)
+    found = next(iter(told or violations), None)
+    large = max(problem.hdim_q, problem.hdim_v) > most_hdim(device.arch)
+    if found is None or not large or not (reason := refused_parts(problem)):
+        return found
+    # A kernel's fix is no problem's: its heads are what they are.
+    return Violation(found.rule, found.field, config.hdim, f"{reason}; those of CPUs up to {CPU_MOST_HDIM}")
 
 
 def _gpu_algorithms(problem: FmhaProblem, device: DeviceInfo) -> Iterator[FmhaConfig]:

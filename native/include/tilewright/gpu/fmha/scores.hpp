@@ -49,18 +49,28 @@ struct FmhaScores {
     const uint32_t queries = shared_base(), keys = queries + rows * line * 4;
     const char* const q = (const char*)args.q.ptr + ((Config::varlen ? 0 : b) * args.q.batch + h * args.q.head +
                                                      (item.q_first + i0) * args.q.row) * size_of<Q>;
-    const char* const k = (const char*)args.k.ptr + ((Config::varlen ? 0 : item.cache) * args.k.batch +
-                                                     hk * args.k.head + (item.k_first + c0) * args.k.row) * size_of<K>;
+    const char* const k = (const char*)args.k.ptr + hk * args.k.head * size_of<K>;
+    const int64_t k_batch = Config::varlen ? 0 : item.cache * args.k.batch;
     const int live_q = (int)item.q_rows - i0, live_k = (int)item.k_rows - c0, hdim = (int)args.hdim_q;
     TW_NO_UNROLL
     for (int d0 = 0; d0 < hdim; d0 += depth) {
       barrier();  // nobody reads the last ones any more
       TW_NO_UNROLL
       for (int n = thread; n < rows * depth; n += threads)
-        fetch<Q>(queries, q, args.q, n / depth, live_q, n % depth, d0, hdim);
+        fetch<Q>(queries, n / depth, n / depth < live_q, q + n / depth * args.q.row * size_of<Q>, args.q, n % depth, d0,
+                 hdim);
       TW_NO_UNROLL
-      for (int n = thread; n < columns * depth; n += threads)
-        fetch<K>(keys, k, args.k, n / depth, live_k, n % depth, d0, hdim);
+      for (int n = thread; n < columns * depth; n += threads) {
+        const int r = n / depth, j = c0 + r;
+        bool live = r < live_k;
+        int64_t at = k_batch + (item.k_first + j) * args.k.row;
+        if constexpr (Config::paged) {
+          const int64_t page = live ? fmha_page<Config>(args, b, j) : -1;
+          live = page >= 0;
+          at = page * args.k.batch + j % (int)(Config::page_size > 0 ? Config::page_size : args.page_size) * args.k.row;
+        }
+        fetch<K>(keys, r, live, k + at * size_of<K>, args.k, n % depth, d0, hdim);
+      }
       barrier();
       TW_UNROLL_BY(4)
       for (int c = 0; c < depth; c++) {
@@ -73,11 +83,11 @@ struct FmhaScores {
   }
 
   template <class E>
-  TW_DEVICE static void fetch(uint32_t to, const char* from, const tw_fmha_tensor& tensor, int r, int live, int c,
+  TW_DEVICE static void fetch(uint32_t to, int r, bool live, const char* line_begin, const tw_fmha_tensor& tensor, int c,
                               int d0, int hdim) {
     float x = 0.0f;
-    if (r < live && d0 + c < hdim)
-      x = to_float<E>(load_constant<typename E::storage>(from + (r * tensor.row + (d0 + c) * tensor.col) * size_of<E>));
+    if (live && d0 + c < hdim)
+      x = to_float<E>(load_constant<typename E::storage>(line_begin + (d0 + c) * tensor.col * size_of<E>));
     store_shared(to + (r * line + c) * 4, Words<1>{bits_of(x)});
   }
 

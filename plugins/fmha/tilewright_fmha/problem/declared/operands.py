@@ -80,7 +80,7 @@ _SCALES = tuple(
 )  # fmt: skip
 _Q = _input(
     "q", "Queries.", _ROWS, (3, 4), _TYPES,
-    "D is from 1 to 1024; above 256 GPUs have forward passes only, without pages. Three dimensions with "
+    "D is from 1 to 1024; above 256 GPUs have forward passes only. Three dimensions with "
     f"`cu_seqlens_q`. {_STRIDED}",
 )  # fmt: skip
 _SAME = "A number of heads that divides that of `q`. "
