@@ -2,13 +2,14 @@
 
     python examples/torch_decoder.py                      # a GPU: 8 layers of 4096, batches of 1, 16 and 64
     python examples/torch_decoder.py --device cpu --layers 2 --width 256 --batches 1,4 --context 64
+    python examples/torch_decoder.py --gate joined        # Tilewright's gate and up as one product
 
 A model as language models are: root mean squares, grouped heads, rotary positions, a gated product, residuals; every
 sequence holds ``--context`` tokens, and each step adds one. PyTorch keeps keys and values in one tensor for each layer
 and masks what is not there yet; Tilewright keeps pages, appends with the rotation in one kernel, and adds residuals and
-gates in the products themselves. All weights, and the results that are compared, are the same. With a GPU, Tilewright's
-steps run in a CUDA graph, as ``torch.compile(mode="reduce-overhead")`` runs its own. A server is started for the run
-unless yours runs.
+gates in the products themselves; or, with ``--gate joined``, makes one product of both weights and leaves the gate to
+PyTorch. All weights, and the results that are compared, are the same. With a GPU, Tilewright's steps run in a CUDA
+graph, as ``torch.compile(mode="reduce-overhead")`` runs its own. A server is started for the run unless yours runs.
 """
 
 from __future__ import annotations
@@ -75,12 +76,14 @@ class Decoder(torch.nn.Module):
     def linear(self, x: Any, w: Any) -> Any:
         return F.linear(x, w)
 
-    def attend(self, layer: Any, q: Any, k: Any, v: Any, length: Any, cos: Any, sin: Any) -> Any:
-        q, k = (rotated(part, cos[length], sin[length]).unsqueeze(2) for part in (q, k))
-        at = length.long()
+    def place(self, x: Any, length: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
+        """What all layers need to know of the place of the new token."""
+        return length.long(), (self.places <= length).view(1, 1, 1, -1), cos[length], sin[length]
+
+    def attend(self, layer: Any, q: Any, k: Any, v: Any, at: Any, mask: Any, cos: Any, sin: Any) -> Any:
+        q, k = (rotated(part, cos, sin).unsqueeze(2) for part in (q, k))
         layer.keys.index_copy_(2, at, k)
         layer.values.index_copy_(2, at, v.unsqueeze(2))
-        mask = (self.places <= length).view(1, 1, 1, -1)
         return F.scaled_dot_product_attention(q, layer.keys, layer.values, mask, enable_gqa=True).flatten(1)
 
     def gated(self, x: Any, layer: Any) -> Any:
@@ -90,8 +93,9 @@ class Decoder(torch.nn.Module):
         return to + F.linear(x, w)
 
     def forward(self, x: Any, length: Any, cos: Any, sin: Any) -> Any:
+        place = self.place(x, length, cos, sin)
         for layer in self.layers:
-            x = self.added(self.attend(layer, *self.split(x, layer), length, cos, sin), layer.out, x)
+            x = self.added(self.attend(layer, *self.split(x, layer), *place), layer.out, x)
             hidden = self.gated(F.rms_norm(x, (self.width,), layer.between, EPSILON), layer)
             x = self.added(hidden, layer.down, x)
         return x
@@ -99,6 +103,9 @@ class Decoder(torch.nn.Module):
 
 class TileDecoder(Decoder):
     """The same with operations of Tilewright, and pages."""
+
+    joined = False
+    """True: gate and up are one product."""
 
     def prepare(self, past: list[tuple[Any, Any]], room: int) -> None:
         batch, device = past[0][0].shape[0], past[0][0].device
@@ -109,18 +116,26 @@ class TileDecoder(Decoder):
             # [B, heads, pages * PAGE, HEAD] to [B * pages, PAGE, heads, HEAD]
             paged = (value.unflatten(2, (pages, PAGE)).permute(0, 2, 3, 1, 4).flatten(0, 1) for value in full)
             layer.hold(*(value.contiguous() for value in paged))
+            if self.joined:
+                layer.register_buffer("joined", torch.cat((layer.gate, layer.up)))
 
     def linear(self, x: Any, w: Any) -> Any:
         return twt.linear(x, w)
 
-    def attend(self, layer: Any, q: Any, k: Any, v: Any, length: Any, cos: Any, sin: Any) -> Any:
-        lengths = length.expand(len(q)).contiguous()
+    def place(self, x: Any, length: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
+        lengths = length.expand(len(x)).contiguous()
         words = {"block_table": self.table, "rotary_cos": cos, "rotary_sin": sin, "rotary": "half"}
-        twt.kv_append(k.unsqueeze(2), v.unsqueeze(2), layer.keys, layer.values, lengths, **words)
-        q = rotated(q, cos[length], sin[length]).unsqueeze(2)
-        return twt.attention_paged(q, layer.keys, layer.values, self.table, lengths + 1).flatten(1)
+        return lengths, lengths + 1, words, cos[length], sin[length]
+
+    def attend(self, layer: Any, q: Any, k: Any, v: Any, held: Any, holds: Any, words: Any, cos: Any, sin: Any) -> Any:
+        twt.kv_append(k.unsqueeze(2), v.unsqueeze(2), layer.keys, layer.values, held, **words)
+        q = rotated(q, cos, sin).unsqueeze(2)
+        return twt.attention_paged(q, layer.keys, layer.values, self.table, holds).flatten(1)
 
     def gated(self, x: Any, layer: Any) -> Any:
+        if hasattr(layer, "joined"):
+            gate, up = twt.linear(x, layer.joined).chunk(2, -1)
+            return F.silu(gate) * up
         gate = twt.gemm(x, layer.gate.t(), activation="silu")
         return twt.gemm(x, layer.up.t(), d=[gate], binary="multiply")
 
@@ -192,6 +207,7 @@ def compare(given: argparse.Namespace, batch: int) -> bool:
     for name, kind_of_model in (("PyTorch", Decoder), ("Tilewright", TileDecoder)):
         # The step is the same each time: it writes the token behind the context again.
         model = kind_of_model(layers, given.width, heads, shared)
+        model.joined = given.gate == "joined"
         model.prepare(past, given.context + 1)
 
         def plain(model: Any = model) -> Any:
@@ -229,6 +245,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=2048, help="tokens that each sequence has")
     parser.add_argument("--batches", default="1,16,64")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
+    parser.add_argument("--gate", choices=("fused", "joined"), default="fused", help="how Tilewright makes it")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     given = parser.parse_args()
     sys.stdout.write(f"{given.layers} layers of {given.width}, {given.context} tokens each: tokens per second\n")

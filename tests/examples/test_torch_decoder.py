@@ -18,9 +18,10 @@ SMALL = "--device cpu --dtype float32 --layers 2 --width 256 --context 70 --batc
 @pytest.mark.extended
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-def test_both_decoders_agree(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gate", ["fused", "joined"])
+def test_both_decoders_agree(tmp_path: Path, gate: str) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, str(EXAMPLE), *SMALL.split()]
+    command = [sys.executable, str(EXAMPLE), *SMALL.split(), "--gate", gate]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"least cosine ([0-9.]+)", done.stdout)
