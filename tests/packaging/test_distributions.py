@@ -32,6 +32,7 @@ PACKAGES = {
     "tilewright_server": "server",
     "tilewright_tools": "tools",
 }
+ROOT = Path(__file__).resolve().parents[2]
 CLIENT_REQUIREMENTS = {"grpcio", "ml_dtypes", "numpy", "protobuf"}
 
 
@@ -160,6 +161,28 @@ def base_install(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not link.exists():
                 link.symlink_to(Path(str(found.locate_file(top))))
     return folder
+
+
+@pytest.mark.extended
+def test_the_steps_of_an_image_install_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """As the container's file has them; what the wheel needs lies beside it here, so that no index is asked."""
+    target, needed = tmp_path / "tilewright", tmp_path / "needed"
+    needed.mkdir()
+    for path in Path(str(distribution("typer").locate_file(""))).iterdir():
+        if not path.name.startswith(("tilewright", "_editable", "_tilewright")) and path.suffix != ".pth":
+            (needed / path.name).symlink_to(path)
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(needed), "PIP_NO_INDEX": "1"}
+    command = [ROOT / "deploy" / "container" / "install.sh", target, "server,metrics", wheel.parent]
+    done = subprocess.run(command, env=env | {"PIP_NO_DEPS": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(distribution("tilewright").version)
+    code = "import tilewright_server; print(tilewright_server.__file__)"
+    found = subprocess.run([target / "bin" / "python", "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(target)
+    served = subprocess.run(
+        [target / "bin" / "tilewright", "serve", "--help"], env=env, capture_output=True, check=False
+    )
+    assert served.returncode == 0, served.stderr
 
 
 def run_alone(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
