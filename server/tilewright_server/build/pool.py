@@ -360,6 +360,7 @@ class BuildPool:
             self.cache.end_build(build.key, lock)
         if self.shared is not None:
             self.shared.built(build.key)
+        log.info("built %s", unit.name, extra={"fields": {"arch": arch.id, "ms": round(spent / 1e6)}})
         return "built", spent
 
     def _found(self, key: str) -> bool:

@@ -121,6 +121,7 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert found["tilewright_connections_total", "result=accepted"] >= 2
         assert found["tilewright_connections_total", "result=refused"] == 0
         assert found["process_resident_memory_bytes", ""] > 0
+        assert re.search(r" INFO \S+: built \w*gemm\w* arch=\S+ ms=\d+$", server.log(), re.MULTILINE), server.log()
         families = {family.name for family in parser.text_string_to_metric_families(get(port, "/metrics")[1])}
         named = {SUFFIX.sub("", name) for name in dashboard_metrics()}
         assert named and named <= families
