@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import fcntl
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +16,7 @@ from typing import Any
 
 from tilewright_kit.commands.cases import Case
 from tilewright_kit.selection.measurements import Measurement
-from tilewright_kit.types.errors import InvalidArgumentError
+from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError
 from tilewright_server.measurements.exchange import parquet, read_parquet, write_parquet
 from tilewright_tools.tuning.problems.families import stored_case
 
@@ -111,6 +114,7 @@ class Result:
             stamp = Stamp(**{name: _typed(record[name], name) for name in Stamp.__slots__ if name in record})
             own = [item.name for item in dataclasses.fields(cls) if item.name not in ("case", "stamp")]
             values = {name: _typed(record[name], name) for name in own if record.get(name) not in (None, "")}
+            _check_figures(values)
             return cls(case=case, stamp=stamp, **values)
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
@@ -150,6 +154,20 @@ def _typed(value: Any, name: str) -> Any:
     return str(value)
 
 
+def _check_figures(values: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for figures that nothing can have measured."""
+    for name in _REAL & set(values):
+        value = values[name]
+        if not math.isfinite(value) and name != "error":
+            raise ValueError(f"{name} is {value}")
+        if value < 0:
+            raise ValueError(f"{name} is below zero: {value}")
+    if values.get("status") == "ok" and values.get("median_ns", 0.0) <= 0:
+        raise ValueError("a kernel that ran took no time")
+    if values.get("samples", 0) < 0:
+        raise ValueError("samples are below zero")
+
+
 class Output:
     """A file of results: ``.parquet``, ``.csv`` or ``.jsonl``. A context manager.
 
@@ -176,16 +194,58 @@ class Output:
         if resume:
             for result in (*read_results(path), *read_results(self._journal_path)):
                 self._keep(result)
-        self._journal = self._journal_path.open("a" if resume else "w", encoding="utf-8")
+        with self._reported():
+            self._journal = self._journal_path.open("a", encoding="utf-8")
+            self._take(resume)
 
     @property
     def results(self) -> list[Result]:
         return list(self._results.values())
 
+    def _take(self, resume: bool) -> None:
+        """Lock the journal, so that two sweeps do not write one output. Raises ``UnavailableError``."""
+        try:
+            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._journal.close()
+            raise UnavailableError(
+                f"another sweep writes to {self.path.name}", field="output", value=self.path.name, rule="results_file",
+                fix="give every sweep an output of its own",
+            ) from None  # fmt: skip
+        # A sweep that was killed may have left half a line, which the next one must not go on with.
+        written = self._journal_path.read_bytes() if resume else b""
+        self._journal.truncate(written.rfind(b"\n") + 1)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnavailableError(
+                f"results cannot be written: {error.strerror}", field="output", value=str(self.path),
+                rule="results_file", fix="free space, or name another output; --resume goes on with what was kept",
+            ) from error  # fmt: skip
+
     def add(self, result: Result) -> None:
+        """Keep a result. Raises ``UnavailableError`` where it cannot be written; those before it stay."""
         self._keep(result)
-        self._journal.write(json.dumps(result.to_record()) + "\n")
-        self._journal.flush()
+        line = json.dumps(result.to_record()) + "\n"
+        with self._reported():
+            end = self._journal.tell()
+            try:
+                self._journal.write(line)
+                self._journal.flush()
+            except OSError:
+                self._forget(end)
+                raise
+
+    def _forget(self, end: int) -> None:
+        """Open the journal again without what could not be written as a whole: a stream keeps that in its buffer."""
+        with suppress(OSError):
+            self._journal.close()
+        self._journal = self._journal_path.open("a", encoding="utf-8")
+        with suppress(OSError):
+            self._journal.truncate(end)
 
     def __enter__(self) -> Output:
         return self
@@ -193,11 +253,18 @@ class Output:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._journal.close()
         partial = self.path.with_name(self.path.name + ".partial")
-        self._write(partial, [result.to_record() for result in self._results.values()])
-        partial.replace(self.path)
-        self._journal_path.unlink(missing_ok=True)
+        try:
+            with self._reported():
+                self._write(partial, [result.to_record() for result in self._results.values()])
+                partial.replace(self.path)
+                self._journal_path.unlink(missing_ok=True)
+        except UnavailableError:
+            partial.unlink(missing_ok=True)  # the journal still has everything
+            if error is None:
+                raise
+        finally:
+            self._journal.close()
 
     def _keep(self, result: Result) -> None:
         self._results[result.case, result.kernel] = result

@@ -162,14 +162,18 @@ def _below(threshold: float) -> float:
     return float(np.nextafter(near, np.float32(-np.inf)) if float(near) > threshold else near)
 
 
-def train(lessons: Sequence[Lesson], operation: Any, device: DeviceInfo) -> ModelFile:
-    """A model with the kernels of every class that the lessons have, ready to be written."""
+def train(lessons: Sequence[Lesson], operation: Any, device: DeviceInfo, checked: Sequence[Result] = ()) -> ModelFile:
+    """A model with the kernels of every class that the lessons have, ready to be written; with ``checked`` results,
+    of these kernels only those that were compared with a reference there and were right every time.
+    """
+    right = _right(checked, operation, device) if checked else None
     spaces: dict[str, Mapping[str, Array]] = {}
     digest = hashlib.sha256()
     for item in lessons:
         kind = operation.search_class(item.problem, device)
         if kind not in spaces:
-            spaces[kind] = operation.search_table(operation.search_space(item.problem, device), device)
+            table = operation.search_table(operation.search_space(item.problem, device), device)
+            spaces[kind] = table if right is None else _only(table, right)
         digest.update(f"{item.case.label}\n".encode())  # not its fields, of which later versions have more
         digest.update(item.measured.tobytes())
     return ModelFile(
@@ -177,6 +181,28 @@ def train(lessons: Sequence[Lesson], operation: Any, device: DeviceInfo) -> Mode
         schema=schema_of(operation.feature_names), data=digest.hexdigest()[:16],
         date=time.strftime("%Y-%m-%d", time.gmtime()), forest=train_forest(lessons), spaces=spaces,
     )  # fmt: skip
+
+
+def _rows(table: Mapping[str, Array]) -> list[tuple[float, ...]]:
+    return list(zip(*(column.tolist() for column in table.values()), strict=True))
+
+
+def _right(checked: Sequence[Result], operation: Any, device: DeviceInfo) -> set[tuple[float, ...]]:
+    """Rows of the table whose kernels were right wherever they were compared."""
+    right: set[tuple[float, ...]] = set()
+    wrong: set[tuple[float, ...]] = set()
+    for item in checked:
+        if item.stamp.operation == operation.name and (item.error is not None or item.status != "ok"):
+            config = operation.config_type.from_dict(item.config)
+            if item.status != "skipped" and operation.search_has(config, device):
+                found = _rows(operation.search_table([config], device))
+                (right if item.status == "ok" else wrong).update(found)
+    return right - wrong
+
+
+def _only(table: Mapping[str, Array], wanted: set[tuple[float, ...]]) -> Mapping[str, Array]:
+    kept = [place for place, row in enumerate(_rows(table)) if row in wanted]
+    return {name: column[kept] for name, column in table.items()}
 
 
 # ---- evaluation ----

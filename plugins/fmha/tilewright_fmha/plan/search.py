@@ -60,6 +60,14 @@ def _is_plain(problem: FmhaProblem) -> bool:
     )
 
 
+def _is_bare(problem: FmhaProblem) -> bool:
+    """Without features that kernels of their own have, but for a causal mask."""
+    signature = signature_of(problem)
+    asked = any(signature[name] for name in ("lse", "softcap", "sink", "learned_sinks", "skip_min_seqlen_q"))
+    lengths = problem.varlen or problem.has("seqlens_q") or problem.has("seqlens_k")
+    return not asked and not lengths and problem.mask.kind in (MaskKind.NONE, MaskKind.CAUSAL)
+
+
 class FmhaSearch:
     """The abilities of the operations as a mix-in."""
 
@@ -73,8 +81,9 @@ class FmhaSearch:
             return ""
         heads = signature_fields(problem, problem.family, device)["hdim"]
         kept = "" if problem.dtype.kv.bytes == problem.dtype.q.bytes else f"-{problem.dtype.kv}"
-        pages = "-paged" if problem.paging is not None else ""
-        return f"{problem.family.value}-half{kept}-{'x'.join(map(str, heads))}{pages}"
+        more = "-paged" if problem.paging is not None else ""
+        more += "" if _is_bare(problem) else "-featured"
+        return f"{problem.family.value}-half{kept}-{'x'.join(map(str, heads))}{more}"
 
     def search_space(self, problem: FmhaProblem, device: DeviceInfo) -> Sequence[FmhaConfig]:
         """Every valid kernel for the problem's kind, with its signature."""

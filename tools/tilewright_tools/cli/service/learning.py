@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "train"]
 
+_OPERATION = typer.Option("", "--operation", help="Operation, of files that have several: attention, conv, ...")
 _FILES = typer.Argument(help="Results of `tilewright bench OPERATION --oracle`: .parquet, .jsonl or .csv.")
 
 
 def train(
     files: list[Path] = _FILES,
+    wanted: str = _OPERATION,
     out: Path = typer.Option(..., "--out", help="Model to write, .npz; plugins ship it in their folder `measured`."),
+    checked: list[Path] = typer.Option(
+        [], "--checked", help="Results with checks: the model may choose only kernels that were right there."
+    ),
     classes: list[str] = typer.Option(
         [], "--class", help="Class of problems that the model may choose for, of those measured. Default: all of them."
     ),
@@ -35,9 +40,9 @@ def train(
 
     if out.suffix != ".npz":
         raise typer.BadParameter("models are kept in .npz files", param_hint="--out")
-    results, operation, device = _read(files)
+    results, operation, device = _read(files, wanted)
     lessons = lessons_of(results, operation, device)
-    model = fit(lessons, operation, device)
+    model = fit(lessons, operation, device, _read(checked, operation.name)[0] if checked else ())
     if unknown := set(classes) - set(model.spaces):
         raise typer.BadParameter(
             f"nothing was measured of {', '.join(sorted(unknown))}; there is {', '.join(sorted(model.spaces))}",
@@ -54,6 +59,7 @@ def train(
 
 def evaluate(
     files: list[Path] = _FILES,
+    wanted: str = _OPERATION,
     holdout: list[Path] = typer.Option(
         [], "--holdout", help="Results that models are judged by and never trained with."
     ),
@@ -63,7 +69,7 @@ def evaluate(
     """Judge learned models by the time of the kernels that they choose, on problems that they did not see."""
     from tilewright_tools.tuning.training import by_folds, by_holdout, by_layer, lessons_of
 
-    results, operation, device = _read(files)
+    results, operation, device = _read(files, wanted)
     lessons = lessons_of(results, operation, device)
     rows = [
         {"data": kind, **score.to_dict()}
@@ -71,7 +77,7 @@ def evaluate(
         for score in scores
     ]
     if holdout:
-        judged = lessons_of(_read(holdout)[0], operation, device)
+        judged = lessons_of(_read(holdout, wanted)[0], operation, device)
         rows += [{"data": "hold-out", **score.to_dict()} for score in by_holdout(lessons, judged)]
     if as_json:
         print_json({"operation": operation.name, "device": device.name, "scores": rows})
@@ -82,7 +88,7 @@ def evaluate(
     table(f"{operation.name} on {device.name}: best time over chosen time", columns, cells, right=columns[2:])
 
 
-def _read(files: Sequence[Path]) -> tuple[list[Result], Operation[Any, Any], DeviceInfo]:
+def _read(files: Sequence[Path], wanted: str = "") -> tuple[list[Result], Operation[Any, Any], DeviceInfo]:
     """Results of one operation on one device, and these. The device need not be there."""
     import tilewright_arch
     from tilewright_kit.contract.device import DeviceInfo
@@ -90,7 +96,8 @@ def _read(files: Sequence[Path]) -> tuple[list[Result], Operation[Any, Any], Dev
     from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
     from tilewright_tools.tuning.results import read_results
 
-    results = [item for file in files for item in read_results(file)]
+    found = [item for file in files for item in read_results(file)]
+    results = [item for item in found if not wanted or item.stamp.operation == wanted]
     stamps = {(item.stamp.operation, item.stamp.arch, item.stamp.device) for item in results}
     if not stamps:
         raise NotFoundError(
@@ -101,7 +108,7 @@ def _read(files: Sequence[Path]) -> tuple[list[Result], Operation[Any, Any], Dev
         told = ", ".join(sorted(" ".join(item) for item in stamps))
         raise InvalidArgumentError(
             f"the results are of several operations or devices: {told}", field="files", value=told, rule="train",
-            fix="give files of one operation on one device",
+            fix="give files of one operation on one device, or name the operation with --operation",
         )  # fmt: skip
     operation, arch_id, name = stamps.pop()
     plugins = PluginManager()
