@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import tilewright_arch
+import tilewright_grouped_conv
 from tilewright_grouped_conv.commands.cases import ConvCase
 from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.selection.learned import LearnedModels, check_model
+from tilewright_kit.selection.trees import read_model
 
 ARCH = tilewright_arch.load("sm_90a")
 H200 = DeviceInfo("cuda:0", "cuda", "NVIDIA H200", ARCH, 132, 141 << 30)
@@ -59,3 +64,24 @@ def test_the_space_holds_what_the_server_would_choose() -> None:
 def test_problems_that_the_space_has_no_kernels_for_are_of_no_class(changes: dict[str, object]) -> None:
     operation = OPERATIONS["fwd"]
     assert operation.search_class(operation.parse(case_of("fwd", "3x3", **changes).request()), H200) == ""
+
+
+@pytest.mark.parametrize(("direction", "file"), [("fwd", "h200_conv"), ("bwd_weight", "h200_conv_backward_weight")])
+def test_the_shipped_model_proposes_valid_kernels_by_the_features_that_it_was_trained_with(
+    direction: str, file: str
+) -> None:
+    operation = OPERATIONS[direction]
+    path = Path(tilewright_grouped_conv.__file__).parent / "measured" / f"{file}.npz"
+    model = read_model(path)
+    check_model(model, operation, path.name)
+    problem = operation.parse(case_of(direction, "3x3").request())
+    table = model.spaces[operation.search_class(problem, H200)]
+    rows = range(0, len(table["split_k"]), 19)
+    configs = [operation.search_config(problem, table, row, H200) for row in rows]
+    picked = {name: column[list(rows)] for name, column in table.items()}
+    planner = operation.search_features(problem, picked, H200)
+    assert np.array_equal(planner, operation.search_features(problem, operation.search_table(configs, H200), H200))
+    proposed = LearnedModels([path], {operation.name: operation}).propose(operation, problem, H200)
+    assert len(proposed) > 2
+    assert all(operation.rules.allows(item.config, ARCH) for item in proposed)
+    assert not any(operation.mismatches(problem, item.config, H200) for item in proposed)

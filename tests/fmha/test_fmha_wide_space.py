@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import tilewright_arch
+import tilewright_fmha
 from tilewright_fmha.commands.cases import AttentionCase
 from tilewright_fmha.plugin import FmhaOperation
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.selection.learned import LearnedModels, check_model
+from tilewright_kit.selection.trees import read_model
 
 H200 = DeviceInfo("cuda:0", "cuda", "NVIDIA H200", tilewright_arch.load("sm_90a"), 132, 141 << 30)
 CASES = [
@@ -47,3 +52,24 @@ def test_problems_that_the_space_has_no_kernels_for_are_of_no_class(changes: dic
     given = {"batch": 2, "heads": 8, "seq_k": 512, "hdim": 128, "dtype": "bf16", **changes}
     problem = operation.parse(AttentionCase(**given).request())  # type: ignore[arg-type]
     assert operation.search_class(problem, H200) == ""
+
+
+def test_the_shipped_model_proposes_valid_kernels_by_the_features_that_it_was_trained_with() -> None:
+    operation = FmhaOperation("attention")
+    path = Path(tilewright_fmha.__file__).parent / "measured" / "h200.npz"
+    model = read_model(path)
+    check_model(model, operation, path.name)
+    problem = operation.parse(CASES[0].request())
+    table = model.spaces[operation.search_class(problem, H200)]
+    rows = range(0, len(table["stages"]), 11)
+    configs = [operation.search_config(problem, table, row, H200) for row in rows]
+    picked = {name: column[list(rows)] for name, column in table.items()}
+    planner = operation.search_features(problem, picked, H200)
+    assert np.array_equal(planner, operation.search_features(problem, operation.search_table(configs, H200), H200))
+    models = LearnedModels([path], {operation.name: operation})
+    proposed = models.propose(operation, problem, H200)
+    assert len(proposed) > 2
+    assert all(operation.rules.allows(item.config, H200.arch) for item in proposed)
+    assert not any(operation.mismatches(problem, item.config, H200) for item in proposed)
+    featured = operation.parse(AttentionCase(2, 16, 1000, 128, dtype="bf16", softcap="30", lse="yes").request())
+    assert models.propose(operation, featured, H200) == []

@@ -41,7 +41,7 @@ def test_files_without_results_or_of_two_devices_are_refused(tmp_path: Path) -> 
         learning._read([tmp_path / "none.jsonl"])
     rows = [
         f'{{"operation":"gemm","arch":"sm_90a","device":"{name}","m":1,"n":8,"k":8,"dtype":"bf16","layout":"rcr",'
-        '"kernel":"x","config":{},"status":"ok"}\n'
+        '"kernel":"x","config":{},"status":"ok","median_ns":1.0}\n'
         for name in ("One", "Two")
     ]
     (tmp_path / "two.jsonl").write_text("".join(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -24,6 +25,7 @@ from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.signature import signature_of
 from tilewright_fmha.vocabulary import BiasKind, Family, MaskKind, QScale, Scheduling
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.selection.tabled import FieldTable, as_features, rows_of_table
 
 __all__ = ["FmhaSearch"]
@@ -103,16 +105,14 @@ class FmhaSearch:
         found = np.full(rows_of_table(table), math.inf)
         rows = problem.seq_q * (problem.group if problem.family is not Family.DQ_DK_DV else 1)
         hopeless = (table["tile.0"] >= 2.0 * max(rows, 64)) | (table["tile.1"] >= 2.0 * max(problem.seq_k, 64))
-        for row in np.flatnonzero(~hopeless).tolist():
-            found[row] = predict_fmha(problem, self.search_config(problem, table, row, device), device).seconds
+        chosen = np.flatnonzero(~hopeless)
+        predictions = _predicted(problem, {name: column[chosen] for name, column in table.items()}, device)
+        found[chosen] = [item.seconds for item in predictions]
         return found
 
     def search_features(self, problem: FmhaProblem, table: Table, device: DeviceInfo) -> npt.NDArray[np.float32]:
         """Features of kernels on the problem, one row each, in the order of ``feature_names``."""
-        predictions = [
-            predict_fmha(problem, self.search_config(problem, table, row, device), device)
-            for row in range(rows_of_table(table))
-        ]
+        predictions = _predicted(problem, table, device)
         seconds = np.array([item.seconds for item in predictions])
         of = {name: np.array([item.parts.get(name, 0.0) for item in predictions]) / seconds
               for name in ("compute", "memory")}  # fmt: skip
@@ -134,8 +134,35 @@ class FmhaSearch:
 
     def search_config(self, problem: FmhaProblem, table: Table, row: int, device: DeviceInfo) -> FmhaConfig:  # noqa: ARG002
         """The kernel of a row, with the problem's signature. It may break a rule: rules are asked afterwards."""
-        kind = config_of(_FAMILIES[int(table["family"][row])])
-        return kind(**{**signature_of(problem), **_TABLE.fields(table, row, kind)})
+        return _config(_signature(problem), tuple(float(table[name][row]) for name in _TABLE.names))
+
+
+def _signature(problem: FmhaProblem) -> tuple[tuple[str, Any], ...]:
+    return tuple(signature_of(problem).items())
+
+
+@lru_cache(maxsize=8192)
+def _config(signature: tuple[tuple[str, Any], ...], row: tuple[float, ...]) -> FmhaConfig:
+    """Problems of other sizes have the same kernels."""
+    table = {name: np.array([value]) for name, value in zip(_TABLE.names, row, strict=True)}
+    kind = config_of(_FAMILIES[int(table["family"][0])])
+    return kind(**{**dict(signature), **_TABLE.fields(table, 0, kind)})
+
+
+_last = threading.local()
+
+
+def _predicted(problem: FmhaProblem, table: Table, device: DeviceInfo) -> list[Prediction]:
+    """Predictions of all rows. Those of the last problem are kept: its features ask for them once more."""
+    rows = list(map(tuple, np.stack([table[name] for name in _TABLE.names], axis=1).tolist()))
+    if getattr(_last, "problem", None) is not problem or _last.device is not device:
+        _last.problem, _last.device, _last.known = problem, device, {}
+    known: dict[tuple[float, ...], Prediction] = _last.known
+    signature = _signature(problem)
+    for row in rows:
+        if row not in known:
+            known[row] = predict_fmha(problem, _config(signature, row), device)
+    return [known[row] for row in rows]
 
 
 def _numbers(problem: FmhaProblem) -> dict[str, float]:
