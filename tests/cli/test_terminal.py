@@ -232,3 +232,12 @@ def test_exit_codes_are_those_of_the_page(code, arguments, cli, target):
 
 def test_no_server_is_exit_code_three(cli, tmp_path):
     assert cli("kernels", "list", "--sets", "--target", f"unix:{tmp_path}/nobody").code == 3
+
+
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.extended)])
+def test_an_operation_is_described_within_the_width_of_the_terminal(columns):
+    lines = on_terminal(columns, "-m", "tilewright_tools.cli", "describe", "gemm")
+    assert max(map(len, lines)) <= columns
+    text = " ".join(" ".join(lines).split())
+    assert "First factor." in text
+    assert "|---" not in text

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from tilewright_tools.cli.console.output import examples, print_json, table
+from tilewright_tools.cli.console.output import examples, out, print_json, table
 
 __all__ = ["EPILOG", "describe"]
 
@@ -52,7 +52,18 @@ def describe(
         records = [operation_record(item) for item in chosen]
         print_json(records[0] if operation else records)
     elif operation:
-        sys.stdout.write(operation_text(chosen[0]))
+        _show(operation_text(chosen[0]))
     else:
         rows = [(item.name, item.declaration.summary if isinstance(item, Declared) else "") for item in chosen]
         table("", ("operation", "computes"), rows)
+
+
+def _show(page: str) -> None:
+    """A page in Markdown: as it is into a pipe, laid out for its width on a terminal."""
+    console = out()
+    if not console.is_terminal:
+        sys.stdout.write(page)
+        return
+    from rich.markdown import Markdown
+
+    console.print(Markdown(page))
