@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from rpc_harness import REAL, ServerProcess, eventually
+from rpc_harness import REAL, ServerProcess
 
 import tilewright as tw
 from tilewright.transport.tracing import call_span, launching
@@ -54,13 +55,17 @@ def test_a_trace_goes_from_the_program_through_the_client_to_the_parts_of_the_ca
                 assert (client.gemm(a, a) == a).all()
                 assert (client.gemm(a, a) == a).all()
             client.gemm(a, a)  # within no span: not traced
+        with grpc.insecure_channel(server.addresses[0]) as channel:  # any client of any protocol
+            alive = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            alive(b"", metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),), timeout=60)
         assert server.stop() == 0, server.log()
+    (live,) = collector.named("inference.GRPCInferenceService/ServerLive")
+    assert (live.trace_id.hex(), live.parent_span_id.hex()) == (TRACE, SPAN)
     of_client = {span.get_span_context().span_id: span for span in own.exporter.get_finished_spans()}
     calls = [span for span in of_client.values() if span.name.startswith("tilewright.")]
     assert len(calls) >= 2
     assert all(span.parent.span_id == step.get_span_context().span_id for span in calls)
-    assert eventually(lambda: len([span for span in collector.spans if "/" in span.name]) >= len(calls))
-    served = {span.span_id: span for span in collector.spans if "/" in span.name}
+    served = {span.span_id: span for span in collector.spans if span.name.startswith("tilewright.")}
     assert len(served) == len(calls)
     for span in served.values():
         assert int.from_bytes(span.trace_id, "big") == step.get_span_context().trace_id
