@@ -186,7 +186,9 @@ def _require_no_spills(unit: SourceUnit, code: CodeObject, image: bytes, log: st
         return
     for kernel in code.kernels:
         scratch = scratch_in_use(kernel)
-        if kernel.vgpr_spills or (scratch and reaches_private_memory(image, code.target)):
+        # Without memory, vector registers went to accumulation registers, which are of the same file.
+        spilled = kernel.vgpr_spills > 0 and kernel.scratch_bytes > 0
+        if spilled or (scratch and reaches_private_memory(image, code.target)):
             raise BuildFailedError(
                 f"{unit.name} needs more registers than there are: {kernel.vgpr_spills} would be spilled, with"
                 f" {scratch} bytes of memory a lane",
