@@ -148,6 +148,8 @@ CASES: list[Case] = [
         {"tile": (128, 128, 32, 128, 32, 128)},
     ),
     ("gfx950_trload_v3", NEW_AMD, {"hdim": (128, 128)}, {"pipeline": "v3"}),
+    ("direct_form", NEW_AMD, {"hdim": (64, 64), "pipeline": "v3"}, {"tile": (256, 64, 32, 64, 32, 64)}),
+    ("direct_form", AMD, {"family": F.DQ_DK_DV, "hdim": (128, 128), "pipeline": "v3"}, {"hdim": (64, 64)}),
 ]  # fmt: skip
 
 

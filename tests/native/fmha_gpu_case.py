@@ -28,6 +28,10 @@ HEADERS = {
     "convert_dq": ("fmha/convert.hpp", "TW_FMHA_CONVERT_DQ_KERNEL", "FmhaConvert"),
 }
 FORWARD = ("fmha/forward.hpp", "TW_FMHA_KERNEL", "FmhaForward")
+DIRECT = {
+    "forward": ("amd/fmha/forward.hpp", "TW_FMHA_DIRECT_KERNEL", "FmhaForwardDirect"),
+    "dq_dk_dv": ("amd/fmha/backward.hpp", "TW_FMHA_BACKWARD_DIRECT_KERNEL", "FmhaBackwardDirect"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class GpuFmhaKernel(FmhaKernel):
 
     def definition(self, name: str) -> str:
         """The struct, the kernel, and what a launch needs to know."""
-        header, macro, kind = HEADERS.get(self.family, FORWARD)
+        portable = HEADERS.get(self.family, FORWARD)
+        header, macro, kind = DIRECT.get(self.family, portable) if self.pipeline == "v3" else portable
         body = "\n  ".join(self.lines())
         text = f'#include "tilewright/gpu/{header}"\nstruct Config_{name} {{\n  {body}\n}};\n'
         text += f"{macro}({name}, Config_{name})\n"

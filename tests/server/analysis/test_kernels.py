@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,10 +168,28 @@ def test_kernels_of_attention_are_analysed_whole(name: str, toolchain: HipToolch
         if item.to_dict()["family"] in ("fwd", "bwd_dq_dk_dv") and item.to_dict()["dtype"] != "fp32"
     )
     found = analyze_config(operation, config, arch, toolchain)
+    assert found.analysis.waves == math.prod(config.to_dict()["wave"][:3])  # of this kernel, not of the plan's last
     assert found.analysis.cost.flops * found.analysis.waves == found.problem.share.turn_flops
     assert found.analysis.cost.global_ and found.analysis.cost.counts["vector"]
     assert 0 < found.bound.share_of_peak <= found.analysis.matrix_share
     assert json.loads(json.dumps(summary(found)))["problem"]["dtype"] == found.problem.product.dtype.value
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_backward"])
+def test_a_loop_that_has_a_whole_turn_is_not_left_for_the_one_around(name: str, toolchain: HipToolchain) -> None:
+    """Of the loops v3, one goes round for each block of the other side, and gradients have another around it."""
+    arch, operation = tilewright_arch.load("gfx950"), load_operation(name)
+    config = next(
+        item
+        for item in operation.kernel_sets["default"].iterate(arch, operation.rules)
+        if item.to_dict()["pipeline"] == "v3" and item.to_dict()["hdim"] == [128, 128]
+    )
+    found = analyze_config(operation, config, arch, toolchain)
+    assert found.analysis.cost.flops * found.analysis.waves in (
+        found.problem.share.turn_flops,
+        2 * found.problem.share.turn_flops,  # two blocks, each with LDS of its own
+    )
+    assert found.bound.share_of_peak > 0.5
 
 
 def test_what_cannot_be_analysed_is_refused(operation: Operation[Any, Any], toolchain: HipToolchain) -> None:

@@ -90,8 +90,8 @@ def analyze_config(
 def launch_of(
     operation: Operation[Any, Any], config: KernelConfig, arch: ArchSpec, shape: str = ""
 ) -> tuple[Problem, Geometry]:
-    """The problem as the kernel divides it among workgroups, and the kernel's launch. A fused step changes nothing of
-    its geometry. Raises ``UnsupportedError`` for an operation that has no products.
+    """The problem as the kernel divides it among workgroups, and the kernel's launch, of a plan of several kernels its
+    own. A fused step changes nothing of its geometry. Raises ``UnsupportedError`` for an operation without products.
     """
     if not isinstance(operation, Analyzable):
         raise UnsupportedError(
@@ -104,7 +104,8 @@ def launch_of(
     problem = operation.parse(operation.analysis_request(config, shape or operation.analysis_shape(config)))
     device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
     stages = operation.plan(problem, config, device).stages
-    main = [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
+    own = [stage for stage in stages if stage.config == config]
+    main = own or [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
     geometry = (main or stages)[-1].geometry
     workgroups = math.prod(geometry.grid)
     share = operation.share_of(problem, config, workgroups)

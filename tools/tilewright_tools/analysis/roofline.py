@@ -220,8 +220,11 @@ def analyze(
 
 def _whole_turn(function: Function, inner: Loop, rates: Rates, flops: float) -> Loop:
     """One turn of the loop around the products, of a wave, which has so many FLOP: loops inside it that multiply are
-    unrolled, all as often, until it has them.
+    unrolled, all as often, until it has them. The innermost loop itself if it has them all: what is around goes round
+    for more than a turn.
     """
+    if _matrix_flops(inner.body, rates) >= flops:
+        return inner
     whole, inside = whole_loop(function, inner)
     parts = {item.address: part for part in inside for item in part.body}
     of_parts = sum(_matrix_flops(part.body, rates) for part in inside)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec, Rates
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.pipelines import DIRECT
 from tilewright_fmha.footprint.tile_products import products_of, wave_threads
 from tilewright_kit.config.rules import Violation
 
@@ -189,6 +190,8 @@ def counted_clocks(config: FmhaConfig, rates: Rates, flops_per_clock: float, res
     of_keys = 2 * keys * m0 + m0 * (q + v) // parts
     of_queries = m0 * n0 + n0 * q // waves
     stored = 2 * m0 * (q + v) + 3 * m0 * n0
+    if config.pipeline == DIRECT:  # keys, values and P lie in registers
+        of_scores, of_keys, of_queries, stored = m0 * (q + v), m0 * (q + v), m0 * n0, stored - 2 * m0 * n0
     moved = (waves * (of_scores + of_keys + of_queries) + stored) * config.q.bytes
     products = 2.0 * m0 * n0 * (3 * q + 2 * v) / flops_per_clock / min(1.0, waves * resident / rates.simds)
     return products + moved / rates.lds_bytes_per_cycle + rates.global_latency / resident

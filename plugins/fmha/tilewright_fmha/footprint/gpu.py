@@ -10,7 +10,7 @@ from tilewright_fmha.config.decode import decode_bytes, decode_resident, decodes
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.config.gradients import specialised_gradient, specialised_gradient_bytes
 from tilewright_fmha.config.latent import is_latent, latent_bytes
-from tilewright_fmha.config.pipelines import FEW_ROWS
+from tilewright_fmha.config.pipelines import DIRECT, FEW_ROWS, direct_bytes
 from tilewright_fmha.footprint.backward_partition import gradient_bytes, gradient_registers
 from tilewright_fmha.footprint.tile_products import products_of, threads_of, wave_threads
 from tilewright_fmha.vocabulary import BiasKind, Family, KvLayout, MaskKind, QScale, VLayout
@@ -56,6 +56,8 @@ def shared_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     element = max(config.q.bytes, 2)  # 8-bit floats are widened on their way
     q, v = config.hdim
 
+    if config.pipeline == DIRECT:
+        return direct_bytes(config)
     if config.family is Family.DQ_DK_DV:
         return gradient_bytes(config, arch)
     words = int(config.paged) + 2 * int(config.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE))

@@ -10,16 +10,19 @@ from __future__ import annotations
 from functools import cache
 
 from tilewright_arch import ArchSpec
+from tilewright_fmha.candidates.direct import direct_cuts, direct_mismatches
 from tilewright_fmha.candidates.gpu import backward_cuts, few_rows_cuts, row_cuts
 from tilewright_fmha.candidates.warp_specialised import ws_algorithms, ws_cuts, ws_mismatches
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.pipelines import FEW_ROWS, SPECIALISED
+from tilewright_fmha.config.pipelines import DIRECT, FEW_ROWS, SPECIALISED
 from tilewright_fmha.cost.cpu import predict_cpu
 from tilewright_fmha.cost.gpu import predict_gpu
 from tilewright_fmha.cost.warp_specialised import predict_warp_specialised
+from tilewright_fmha.kernel_sets.direct import DIRECT_DEFAULTS
 from tilewright_fmha.kernel_sets.warp_specialised import WS_DEFAULTS
 from tilewright_fmha.pipelines.record import Pipeline
-from tilewright_fmha.pipelines.sources import portable_source, ws_source
+from tilewright_fmha.pipelines.sources import direct_source, portable_source, ws_source
+from tilewright_fmha.rules.hip import direct_form
 from tilewright_fmha.rules.warp_specialised import ws_form
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.types.errors import UnsupportedError
@@ -44,6 +47,7 @@ _SPECIALISED = frozenset({
     "persistent", "stages",
 })  # fmt: skip
 _SPECIALISED_BACKWARD = frozenset({"fp16", "bf16", "causal", "window", "learned_sink", "deterministic", "atomics"})
+_DIRECT = frozenset({"fp16", "bf16", "group", "causal"})
 _COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
 _SCORES_STAGE = _TYPES | _FP8 | _MIXED | _PLAIN_PAGES | {"group", "bias"}
 _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half", "pertensor"}
@@ -73,6 +77,20 @@ PIPELINES: tuple[Pipeline, ...] = (
         },
         source=portable_source,
         predict=predict_cpu,
+    ),
+    Pipeline(
+        names=(DIRECT,),
+        kinds=("hip",),
+        templates={
+            ("hip", DIRECT, _F.FWD): _DIRECT | {"lse"},
+            ("hip", DIRECT, _F.DQ_DK_DV): _DIRECT | {"window", "deterministic", "atomics"},
+        },
+        source=direct_source,
+        predict=predict_gpu,
+        cuts=direct_cuts,
+        rules=(direct_form,),
+        mismatches=direct_mismatches,
+        declarations=DIRECT_DEFAULTS,
     ),
     Pipeline(
         names=("qr", "qr_async", "qr_pagedkv", "qs", "qr_async_trload", "v3", "batch_prefill_async"),

@@ -10,7 +10,7 @@ from tilewright_fmha.config.gradients import specialised_gradient
 from tilewright_fmha.config.latent import is_latent
 from tilewright_fmha.vocabulary import Family, QScale, Rope
 
-__all__ = ["HEADERS", "portable_source", "ws_source"]
+__all__ = ["HEADERS", "direct_source", "portable_source", "ws_source"]
 
 HEADERS: Mapping[Family, tuple[str, str]] = {
     **dict.fromkeys(
@@ -44,6 +44,13 @@ def portable_source(config: FmhaConfig, kind: str) -> tuple[str, str]:
     if kind == "cpu":
         return f"cpu/fmha/{header}", macro
     return f"gpu/fmha/{header}", "TW_FMHA_KERNEL" if config.is_forward else f"{macro}_KERNEL"
+
+
+def direct_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: ARG001
+    """Header and macro of a kernel for the matrix units of gfx942 and gfx950 alone."""
+    if config.family is Family.DQ_DK_DV:
+        return "gpu/amd/fmha/backward.hpp", "TW_FMHA_BACKWARD_DIRECT_KERNEL"
+    return "gpu/amd/fmha/forward.hpp", "TW_FMHA_DIRECT_KERNEL"
 
 
 def ws_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: ARG001

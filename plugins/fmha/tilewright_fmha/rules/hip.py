@@ -12,11 +12,11 @@ from tilewright_arch import ArchSpec
 from tilewright_fmha.config.arch_section import attention_of
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.judging import must_be, replaced
-from tilewright_fmha.config.pipelines import FEW_ROWS, is_specialised
+from tilewright_fmha.config.pipelines import DIRECT, FEW_ROWS, direct_algorithm, is_specialised
 from tilewright_fmha.rules.gpu import forms_of, is_async, of_products
 from tilewright_kit.config.rules import Violation
 
-__all__ = ["HIP_RULES", "k1_for"]
+__all__ = ["HIP_RULES", "direct_form", "k1_for"]
 
 _HALF_STEPS = ((128, 64, 32, 128), (32, 128, 32, 128), (32, 128, 16, 48))
 """(m0, n0, k0, heads of q) whose second product takes half steps."""
@@ -88,15 +88,31 @@ def gfx950_trload_v3(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     if config.pipeline == "qr_async_trload" and config.hdim == (128, 128) and config.n0 == 128:
         reason = "with heads of 128, the loop has fewer than 128 columns"
         yield Violation("gfx950_trload_v3", "tile", config.tile, reason, {"tile": replaced(config.tile, 1, 64)})
-    if config.pipeline == "v3" and config.m0 != 256:
+    if config.pipeline == DIRECT and config.is_forward and config.m0 != 256:
         reason = "the loop v3 has 256 rows"
         yield Violation("gfx950_trload_v3", "tile", config.tile, reason, {"tile": replaced(config.tile, 0, 256)})
 
 
 @of_products
+def direct_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """The loops v3 have one cut for each size of heads: eight waves of 32 rows, blocks whose pairs fill the LDS; of
+    gradients, four waves of 32 keys.
+    """
+    if config.pipeline != DIRECT or arch.kind != "hip":
+        return
+    cut = direct_algorithm(config.family, config.hdim)
+    if not cut and not config.is_forward:
+        reason = "gradients by the loop v3 have heads of 128 elements"
+        yield Violation("direct_form", "hdim", config.hdim, reason, {"hdim": _SYMMETRIC[1]})
+    for name, value in cut.items():
+        reason = "the loop v3 has eight waves of 32 rows, of gradients four of 32 keys"
+        yield from must_be("direct_form", config, name, value, reason)
+
+
+@of_products
 def trload_symmetric(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Loops with transposing reads, and v3, have heads of 64 or 128 elements, of q and v alike."""
-    if config.pipeline in ("qr_async_trload", "v3") and config.hdim not in _SYMMETRIC:
+    if config.pipeline in ("qr_async_trload", DIRECT) and config.hdim not in _SYMMETRIC:
         reason = "heads of q and v have 64 elements each, or 128"
         other = _SYMMETRIC[0] if max(config.hdim) <= 64 else _SYMMETRIC[1]
         yield Violation("trload_symmetric", "hdim", config.hdim, reason, {"hdim": other})
