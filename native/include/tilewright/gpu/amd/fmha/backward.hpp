@@ -82,7 +82,7 @@ struct FmhaBackwardDirect {
     Four k[steps], v[steps], kx[n0 / 16];
     Sums dk[hq / 32], dv[hv / 32];
   };
-  // What is under way of a block of queries.
+  // A block of queries on its way.
   struct Arriving {
     Queries q, o;
     uint32_t lse, delta;  // as they are in memory; zeros beyond the rows
@@ -249,8 +249,7 @@ struct FmhaBackwardDirect {
     multiply_matrix<X, X, 32>(to, __builtin_shufflevector(x, x, 2, 3), __builtin_shufflevector(y, y, 2, 3));
 #endif
   }
-  // What stands before it is issued before what stands behind it: a wave has its SIMD for itself, and what it does
-  // between two products must be there by then.
+  // A line that instructions do not cross: a wave has its SIMD for itself, and its order is the one written here.
   TW_DEVICE static void step() { __builtin_amdgcn_sched_barrier(0); }
 
   // Each product is issued with what the next but one phase reads from LDS, and with a part of the scores' arithmetic.
@@ -296,7 +295,7 @@ struct FmhaBackwardDirect {
       p[i / 4][i % 4] = fmha_pack_pair<X>(Pair{s[i * 2], s[i * 2 + 1]});
       step();
     }
-    // A key that does not exist has zeros for K and for V, and its P may be anything: it is not stored, but dS is summed.
+    // A key that does not exist has zeros for K and V, and any P: that is not stored, but its dS takes part in dQ.
     const uint32_t exists = j0 + key < (int)item.k_rows ? 0xffffffffu : 0u;
     const int byte = Keys::key_run(key / 4 * 4) + key % 4 * 2;
     TW_UNROLL
@@ -306,7 +305,7 @@ struct FmhaBackwardDirect {
       TW_UNROLL
       for (int e = i * 2; e < i * 2 + 2; e++) {
         const float own = s[e] * (dp[e] - delta[e / 4][e % 4]);
-        // What is masked may be anything, infinite too.
+        // A masked one may be anything, infinite too.
         dp[e] = !kMasks || seers.have(place + e / 4 * 8 + e % 4) ? own : 0.0f;
       }
       uint32_t both = fmha_pack_pair<X>(Pair{dp[i * 2], dp[i * 2 + 1]});
@@ -325,12 +324,12 @@ struct FmhaBackwardDirect {
       step();
     }
   }
-  // Of a lane's run of four queries.
+  // Numbers of a lane's run of four queries.
   TW_DEVICE Vector<float, 4> numbers(int from, int run) const {
     return bits_as<Vector<float, 4>>(load_shared_vector<4>(shared + lines_at + (from + run * 8 + half() * 4) * 4));
   }
 
-  // Where a lane has its part of dQ; of a row that does not exist, the last one's.
+  // Place of a lane's part of dQ; of a row that does not exist, the last one's.
   TW_DEVICE float* sums_of(int h, int i0, int slice) const {
     const int row = min_of(i0 + lane % 32, (int)item.q_rows - 1);
     const int64_t line = slice * fmha_lines<Config>(args) + fmha_line_of<Config>(args, item, b, h, row);

@@ -2,7 +2,7 @@
 // matrix unit busy. Eight waves have 32 rows each, two waves a SIMD: while one makes its softmax, the other multiplies.
 //
 // Queries stay in registers. Of keys and values there are two blocks in LDS: keys go straight there, values through
-// registers, transposed; both are asked for a whole block ahead, and nothing but the block's one barrier waits for them.
+// registers, transposed; both are asked for a whole block ahead, and only the block's one barrier waits for them.
 // Probabilities go to the second product straight from registers: results of a lane are four neighbouring keys of one
 // row, as an operand has them, if values lie in LDS in the order of `key_run` (gpu/amd/fmha/turned.hpp).
 //
@@ -44,7 +44,7 @@ struct FmhaForwardDirect {
   const int thread, lane;
   const uint32_t shared;
 
-  // Where keys (values) of the head lie.
+  // Rows of keys (values) of the head.
   struct Rows {
     const char* base;
     uint32_t ld, bytes;  // from row to row; of a row
@@ -88,7 +88,7 @@ struct FmhaForwardDirect {
     again.store(softmax, o, item, work, all, false);
   }
 
-  // What the loop carries from block to block.
+  // Carried from block to block.
   struct State {
     Words<4> q[steps];
     float factor, m;
@@ -147,10 +147,11 @@ struct FmhaForwardDirect {
   }
   TW_DEVICE void copy_keys(const Rows& keys, int c0, uint32_t to) const {
     const uint64_t base = (uint64_t)keys.at(c0);
-    KeyLoader::copy(uniform(to), {(uint32_t)base, (uint32_t)(base >> 32) & 0xffff, keys.records(c0), (uint32_t)kBufferFlags},
-                    keys.ld, thread);
+    const typename KeyLoader::Buffer buffer = {(uint32_t)base, (uint32_t)(base >> 32) & 0xffff, keys.records(c0),
+                                               (uint32_t)kBufferFlags};
+    KeyLoader::copy(uniform(to), buffer, keys.ld, thread);
   }
-  // What this wave has asked for, or written, is in LDS; and so is what all others have.
+  // All that this wave and the others have asked for, or written, is in LDS.
   TW_DEVICE static void arrive_direct() {
     wait_direct();
     wait_shared();
@@ -266,8 +267,10 @@ struct FmhaForwardDirect {
   TW_DEVICE static float largest(const ScoreAtom& s) {
     float most[2] = {s.acc[0][0][0], s.acc[0][0][1]};
     TW_UNROLL
-    for (int i = 2; i + 1 < ScoreAtom::columns * results; i += 2)
-      most[i / 2 % 2] = largest_of(most[i / 2 % 2], s.acc[0][i / results][i % results], s.acc[0][i / results][i % results + 1]);
+    for (int i = 2; i + 1 < ScoreAtom::columns * results; i += 2) {
+      const auto& x = s.acc[0][i / results];
+      most[i / 2 % 2] = largest_of(most[i / 2 % 2], x[i % results], x[i % results + 1]);
+    }
     const float own = largest_of(most[0], most[1], most[1]), far = shuffle_xor(own, 32);
     return largest_of(own, far, far);
   }
@@ -288,5 +291,5 @@ struct FmhaForwardDirect {
 }  // namespace tw::gpu
 
 #define TW_FMHA_DIRECT_KERNEL(NAME, ...)                                                                         \
-  TW_KERNEL(tw::gpu::FmhaForwardDirect<__VA_ARGS__>::threads, tw::gpu::FmhaForwardDirect<__VA_ARGS__>::min_blocks, NAME, \
-            tw_fmha_args, tw::gpu::FmhaForwardDirect<__VA_ARGS__>::run(params);)
+  TW_KERNEL(tw::gpu::FmhaForwardDirect<__VA_ARGS__>::threads, tw::gpu::FmhaForwardDirect<__VA_ARGS__>::min_blocks, \
+            NAME, tw_fmha_args, tw::gpu::FmhaForwardDirect<__VA_ARGS__>::run(params);)

@@ -1,5 +1,5 @@
-// What the attention kernels of gfx942 and gfx950 share: rows that are transposed on their way to LDS, in the order in
-// which a lane has results of a matrix instruction, and how results become operands.
+// Parts that the attention kernels of gfx942 and gfx950 share: rows that are transposed on their way to LDS, in the
+// order in which a lane has results of a matrix instruction, and how results become operands.
 #pragma once
 #include "tilewright/gpu/amd/loader.hpp"
 
@@ -10,7 +10,8 @@ namespace tw::gpu {
 template <class Tile, int kThreads>
 struct FmhaTurnedValues {
   using Block = Transposition<2, 4, 8>;
-  static constexpr int along = Tile::depth / 4, across = Tile::extent / 4, near = across < Tile::units ? across : Tile::units;
+  static constexpr int along = Tile::depth / 4, across = Tile::extent / 4;
+  static constexpr int near = across < Tile::units ? across : Tile::units;
   static constexpr int per_thread = along * across / kThreads;
   static_assert(along * across % kThreads == 0 && across % near == 0, "every thread has as many blocks");
   Words<2> data[per_thread][4];
@@ -30,7 +31,8 @@ struct FmhaTurnedValues {
     for (int j = 0; j < per_thread; j++)
       TW_UNROLL
       for (int r = 0; r < 4; r++)
-        data[j][r] = load_buffer<8>(buffer, from + (uint32_t)(key_of(thread, j) + r) * ld + (uint32_t)element_of(thread, j) * 2);
+        data[j][r] = load_buffer<8>(buffer, from + (uint32_t)(key_of(thread, j) + r) * ld +
+                                                (uint32_t)element_of(thread, j) * 2);
   }
   TW_DEVICE void put(uint32_t to, int thread) const {
     TW_UNROLL
