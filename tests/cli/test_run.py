@@ -76,6 +76,12 @@ def test_table_is_for_people(cli, target):
 
 
 @pytest.mark.extended
+def test_an_unknown_strategy_is_answered_with_those_that_there_are(cli, target):
+    ran = cli("run", "gemm", 8, 8, 8, "--strategy", "nonsense", "--target", target)
+    assert ran.code == 2
+    assert "heuristic" in ran.err and "first_fit" in ran.err and "fix:" in ran.err
+
+
 def test_unknown_kernel_is_an_error_with_a_status_in_the_json(cli, target):
     ran = cli("run", "gemm", 64, 64, 64, "--kernel", "nope", "--json", "--target", target)
     assert ran.code == 2

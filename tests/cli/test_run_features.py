@@ -89,6 +89,8 @@ def test_what_would_be_ignored_is_refused_without_a_server(arguments, field, cli
         ("gemm 8 8 8 --clamp 6:0", "clamp", "0:6"),
         ("conv 1 8 8 9x9 3x3 --clamp 1:-1", "clamp", "-1:1"),
         ("attention 1 4 8 16 --descale", "descale", "--dtype fp8"),
+        ("gemm 8 8 8 --out-dtype fp33", "out_dtype", "use fp32, fp16"),
+        ("conv 1 8 8 9x9 3x3 --out-dtype fp33", "out_dtype", "use fp32, fp16"),
     ],
 )
 def test_steps_that_mean_nothing_are_refused_in_the_words_of_the_command_line(line, field, fix, cli):

@@ -248,9 +248,13 @@ def check_steps(case: Any, where: str) -> None:
 
 
 def check_dtype(case: Any, where: str) -> None:
-    """Raises ``InvalidArgumentError`` for a type that is not in ``DTYPES``."""
+    """Raises ``InvalidArgumentError`` for a type that is not in ``DTYPES``, and for results of no element type."""
     if case.dtype not in DTYPES:
         raise wrong(where, "dtype", case.dtype, f"there is no type {case.dtype!r}", f"use {', '.join(DTYPES)}")
+    for name in ("out_dtype", "bias"):
+        word, free = str(getattr(case, name, "")).lower(), (*YES, *NO) if name == "bias" else ("",)
+        if word not in free and word not in set(DType):
+            raise wrong(where, name, word, f"there is no type {word!r}", f"use {', '.join(DType)}")
 
 
 def add_bias(case: Any, inputs: dict[str, TensorDesc], size: int) -> None:

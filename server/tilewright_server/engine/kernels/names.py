@@ -29,6 +29,10 @@ def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
     return ", ".join(close)
 
 
+_FEW = 12
+"""Names that are all told where none is close to what was given."""
+
+
 def close_kernels(name: str, known: Iterable[str], limit: int = 3) -> str:
     """The kernels whose names share most words with ``name``, as a phrase.
 
@@ -116,12 +120,14 @@ class Catalogs:
 
 
 def _unknown(what: str, name: str, known: Iterable[str], field: str = "") -> NotFoundError:
+    known = list(known)
+    every = ", ".join(known) if len(known) <= _FEW else ""
     return NotFoundError(
         f"this server has no {what} of that name",
         field=field or what,
         value=name,
         rule=f"{what}_name",
-        fix=_use(close_names(name, known)),
+        fix=_use(close_names(name, known) or every),
     )
 
 
