@@ -32,6 +32,9 @@ CASES = {
     "gfx942": (PLAIN, ONE),
     "gfx942_causal": (PLAIN.replace(mask="causal"), TWO),
     "gfx942_varlen": (PLAIN.replace(mask="causal", varlen=True), LENGTHS.replace(mask=Mask(-1, 3, True))),
+    # Maxima grow by more than 2^8 from block to block.
+    "gfx942_peaks": (PLAIN, ONE.replace(scale=1.5)),
+    "gfx950_peaks": (CDNA4.replace(mask="causal"), ONE.replace(seq=(37, 300), scale=1.5, mask=Mask(-1, 0, True))),
     "gfx942_negative": (PLAIN, ONE.replace(seq=(5, 130), scale=-0.1)),
     "gfx942_fp16": (PLAIN.replace(q="fp16", kv="fp16", o="fp16", **SMALL), SIXTY_FOUR),
     "gfx950": (CDNA4, LENGTHS),

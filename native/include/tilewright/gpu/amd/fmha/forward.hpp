@@ -2,7 +2,7 @@
 // matrix unit busy. Eight waves have 32 rows each, two waves a SIMD: while one makes its softmax, the other multiplies.
 //
 // Queries stay in registers. Of keys and values there are two blocks in LDS: keys go straight there, values through
-// registers, transposed; both are asked for a whole block ahead, and only the block's one barrier waits for them.
+// registers, transposed; both are asked for a block ahead, and waited for when values go to LDS, behind the softmax.
 // Probabilities go to the second product straight from registers: results of a lane are four neighbouring keys of one
 // row, as an operand has them, if values lie in LDS in the order of `key_run` (gpu/amd/fmha/turned.hpp).
 //
