@@ -95,6 +95,7 @@ def kernels(build_folder: Path, request: pytest.FixtureRequest) -> AmdKernels:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(4)
 def test_attention(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     kernel, shape = CASES[name]
     call = AlignedCall(kernel, shape, rng, at_end=bool(rng.integers(2)))
@@ -103,6 +104,7 @@ def test_attention(kernels: AmdKernels, name: str, rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.some(2)
 def test_gradients(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     call = AlignedGradients(*GRADIENTS[name], rng)
     call.run(kernels)
@@ -125,11 +127,13 @@ def test_waves_may_come_in_any_order_and_see_stores_late(
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.some(2)
 def test_kernels_have_no_spills(kernels: AmdKernels, name: str) -> None:
     assert facts_of(kernels, CASES[name][0]) == (0, 0)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.some(2)
 def test_gradients_have_no_spills(kernels: AmdKernels, name: str) -> None:
     assert facts_of(kernels, GRADIENTS[name][0]) == (0, 0)
 
