@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from tilewright_kit.commands.cases import Case
-    from tilewright_kit.selection.strategies import Strategy
     from tilewright_server.engine.engine import Engine
     from tilewright_server.measurements.database import PerfDatabase
     from tilewright_tools.tuning.measure.setup import Setup
     from tilewright_tools.tuning.results import Output, Result
+    from tilewright_tools.tuning.spread import Kind
     from tilewright_tools.tuning.sweep import Event, PeerTime, Sweep, SweepOptions
 
 TOLD = 20
@@ -67,6 +67,9 @@ Strategies = Annotated[
     str, typer.Option(help="Time what these strategies choose, comma-separated, and compare them with the first.")
 ]
 Draws = Annotated[int, typer.Option(min=1, help="With --oracle: rounds in which the fastest are timed in turns.")]
+Ray = Annotated[
+    str, typer.Option(help="Spread the problems over the Ray cluster at this address (auto: this machine's).")
+]
 Finalists = Annotated[int, typer.Option(min=0, help="Kernels that are timed again with all samples.")]
 Check = Annotated[bool, typer.Option(help="Compare results with a reference.")]
 Peer = Annotated[str, typer.Option(help="Library to compare with: torch.")]
@@ -114,6 +117,7 @@ def _options(
     oracle: AsOracle = False,
     draws: Draws = 5,
     strategies: Strategies = "",
+    ray: Ray = "",
     check: Check = True,
     peer: Peer = "",
     seed: Seed = None,
@@ -162,6 +166,7 @@ def _text(value: Any) -> str:
 def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
     """``given`` are the options by name. Exits with 1 if a kernel failed."""
     from tilewright_tools.tuning.measure.timing import TimingOptions
+    from tilewright_tools.tuning.spread import Kind
     from tilewright_tools.tuning.sweep import SweepOptions
 
     timing = TimingOptions(
@@ -186,7 +191,8 @@ def sweep(problems: Problems, given: Mapping[str, Any]) -> None:
     setup, path = _setup(given["cache_dir"], given["database"], given["workers"], given["plugin"])
     if given["resume"] and given["output"] is None:
         raise typer.BadParameter("there is nothing to resume without --output", param_hint="--resume")
-    run = _Run(setup, options, problems, _shard(given["shard"]), oracle, given["draws"], _words(given["strategies"]))
+    kind = Kind(oracle, given["draws"], _words(given["strategies"]))
+    run = _Run(setup, options, problems, _shard(given["shard"]), kind, given["ray"])
     with ExitStack() as stack:
         run.open(stack, given["output"], given["resume"], path if given["record"] else None)
         run.all()
@@ -226,9 +232,8 @@ class _Run:
     options: SweepOptions
     problems: Problems
     shard: slice
-    oracle: bool = False
-    draws: int = 5
-    strategies: Sequence[str] = ()
+    kind: Kind
+    ray: str = ""
     results: list[Result] = field(default_factory=list)
     peers: dict[Case, PeerTime] = field(default_factory=dict)
     told: int = 0
@@ -249,26 +254,11 @@ class _Run:
         self.bar: Progress = stack.enter_context(progress())
 
     def _sweep(self, engine: Engine) -> Sweep:
-        from tilewright_kit.selection.measured import Auto, Measured
-        from tilewright_kit.selection.measurements import ShippedMeasurements
-        from tilewright_server.measurements.strategies import measured_strategies
-        from tilewright_tools.tuning.choices import Choices
-        from tilewright_tools.tuning.oracle import Oracle
-        from tilewright_tools.tuning.sweep import Sweep
-
-        if self.strategies:
-            return Choices(
-                engine, self.setup, self.options, {name: _strategy(engine, name) for name in self.strategies}
-            )
-        if not self.oracle:
-            return Sweep(engine, self.setup, self.options)
-        # By what plugins ship: the user's own measurements may be of these very problems. Beside it, the choice without
-        # learned models.
-        choosers = (
-            measured_strategies(engine.plugins, None, None)["auto"],
-            Auto(Measured([ShippedMeasurements(engine.plugins.measurements)])),
-        )
-        return Oracle(engine, self.setup, self.options, choosers, draws=self.draws)
+        for name in self.kind.strategies:
+            if name not in engine.strategies:
+                known = ", ".join(sorted(engine.strategies))
+                raise typer.BadParameter(f"there is no strategy {name}; there are {known}", param_hint="--strategies")
+        return self.kind.sweep(engine, self.setup, self.options)
 
     def _cases(self) -> Sequence[Case]:
         import sys
@@ -291,7 +281,12 @@ class _Run:
             self.results.append(result)
         self._every = self.bar.add_task("problems", total=len(self.cases))
         self._kernels = self.bar.add_task("kernels", total=None)
-        for result in self.sweep.run(self.cases, known, self._heard):
+        found = self.sweep.run(self.cases, known, self._heard)
+        if self.ray:
+            from tilewright_tools.tuning.spread import spread
+
+            found = spread(self.ray, self.kind, self.setup, self.options, self.cases, known)
+        for result in found:
             self.results.append(result)
             if self.output is not None:
                 self.output.add(result)
@@ -352,7 +347,7 @@ class _Run:
                 note(line.peer.note)
         if self.told > TOLD:
             note(f"{self.told} kernels failed; the output has the reasons of those that are not told above")
-        if self.oracle:
+        if self.kind.oracle:
             from tilewright_tools.tuning.oracle import score
 
             note(str(score(self.results) or "no problem was timed twice"))
@@ -365,14 +360,6 @@ class _Run:
             note(f"{late} kernels were skipped; allow more --seconds (or --budget) to have them measured")
         if self.database is not None:
             note(f"recorded in {self.database.path}")
-
-
-def _strategy(engine: Engine, name: str) -> Strategy:
-    """One of the engine's, by what plugins ship: the user's own measurements are left alone."""
-    if name not in engine.strategies:
-        known = ", ".join(sorted(engine.strategies))
-        raise typer.BadParameter(f"there is no strategy {name}; there are {known}", param_hint="--strategies")
-    return engine.strategies[name]
 
 
 def _shard(text: str) -> slice:
