@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "train"]
 
-_OPERATION = typer.Option("", "--operation", help="Operation, of files that have several: attention, conv, ...")
+_OPERATION = typer.Option("", "--operation", help="Operation, of files that have several of them.")
 _FILES = typer.Argument(help="Results of `tilewright bench OPERATION --oracle`: .parquet, .jsonl or .csv.")
 
 
