@@ -133,6 +133,15 @@ def test_sums_of_blocks_and_of_groups_have_room_beside_their_factors() -> None:
         assert large not in tiles and small in tiles
 
 
+def test_steps_of_experts_that_registers_do_not_hold_are_not_proposed() -> None:
+    found = [
+        item.to_dict() for item in proposed(owner("moe_gemm"), tilewright_arch.load("gfx1100"), requests("moe_gemm"))
+    ]
+    steps = {(item["dtype_a"], tuple(item["tile"])) for item in found if item["pipeline"] == "mem"}
+    assert ("fp32", (64, 64, 32)) in steps and ("bf16", (32, 128, 64)) in steps
+    assert not steps & {("fp32", (64, 64, 64)), ("bf16", (32, 128, 128))}
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
 def test_rows_that_are_turned_in_halves_and_appended_to_pages_build(

@@ -29,6 +29,8 @@ __all__ = ["MOST_EXPERTS", "moe_candidates", "moe_mismatches", "predict_moe"]
 
 MOST = 32
 """Candidates of a GPU."""
+_FEW_REGISTERS, _STAGED_REGISTERS = 256, 32
+"""Registers of a lane of RDNA, and those that a step may take of them; half where the vector unit multiplies."""
 MOST_EXPERTS = 1024
 """Experts whose rows the warp-specialised kernels keep in shared memory."""
 _LARGEST = 2**31 - 1
@@ -110,7 +112,21 @@ def _of(kind: GemmProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
     stays = device.arch.kind != "cpu"
     for config in gemm_candidates(kind, device):
         made = algorithm(config).replace(cluster=(1, 1, 1))
+        if _is_crowded(made, device.arch):
+            continue
         yield made.replace(persistent=True) if stays else made
+
+
+def _is_crowded(config: MoeConfig, arch: ArchSpec) -> bool:
+    """True for kernels that hold several steps in registers beside the state of experts, and spill: measured with clang
+    22 for gfx1100 and gfx1201, fp32 64x64x64 (25 registers) and bf16 32x128x128 (32). Halves as long do not.
+    """
+    threads = config.waves * arch.wave_size
+    if arch.kind != "hip" or config.pipeline != "mem" or arch.registers_per_thread(threads) > _FEW_REGISTERS:
+        return False
+    m, n, k = config.tile
+    staged = (m + n) * k * config.dtype_a.bytes // 4 // threads
+    return staged > _STAGED_REGISTERS // (2 if config.dtype_a.value == "fp32" else 1)
 
 
 def moe_mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Sequence[Violation]:

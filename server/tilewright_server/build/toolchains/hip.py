@@ -42,7 +42,7 @@ class HipToolchain(InstalledToolchain[HipCompiler]):
 
     ``compiler`` names one (``hiprtc``, ``ziglang``, or a clang++ by name or path); empty takes the first of these that
     can be used. Beyond what the compiler refuses, a build fails with rule ``kernel_spills`` if a kernel spills vector
-    registers or keeps variables in memory (scratch), and the unit does not define ``ALLOW_SPILLS``.
+    registers to memory or keeps variables there (scratch), and the unit does not define ``ALLOW_SPILLS``.
     """
 
     language = "hip"
