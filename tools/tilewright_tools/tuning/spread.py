@@ -36,7 +36,7 @@ _RETRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is done with every problem."""
+    """Work that is done with every problem."""
 
     oracle: bool = False
     draws: int = DRAWS
