@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,12 +101,13 @@ def test_weights_that_a_device_does_not_pack_are_used_as_they_are():
     from tilewright_tools.cli.problems.loading import prepared
 
     class Gpu:
-        def run(self, operation, inputs, device):
+        def run(self, operation, inputs, attributes, device):
             raise UnsupportedError("there is nothing to gain by packing it", field="b", rule="packing")
 
     weight = object()
     steps = {"b": Preparation("gemm_pack_b", "b")}
-    assert prepared(Gpu(), steps, {"a": None, "b": weight}, "cuda:0", required=False) == {"a": None, "b": weight}
+    loaded = SimpleNamespace(command=SimpleNamespace(prepared=lambda case: steps), case=None)
+    assert prepared(Gpu(), loaded, {"a": None, "b": weight}, "cuda:0", required=False) == {"a": None, "b": weight}
 
 
 def test_demo_fails_if_a_result_is_off(cli, target, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from hostile_servers import WAIT_S, bystander_lives, healthy
+from hostile_servers import WAIT_S, bystander_lives, channel, healthy
 from rpc_harness import ServerProcess, eventually
 
 BEGIN = """
@@ -71,3 +71,50 @@ def answers(address: str) -> bool:
     with contextlib.suppress(grpc.RpcError):
         return healthy(address)
     return False
+
+
+MESSAGES = """
+import sys, grpc
+way = grpc.insecure_channel("unix:" + sys.argv[1], options=[("grpc.max_send_message_length", -1)])
+run, ended = way.unary_unary("/tilewright.v1.Dispatch/Run"), 0
+def send():
+    run.future(bytes(6 << 20)).add_done_callback(again)
+def again(call):
+    global ended
+    ended += 1
+    send()
+for _ in range(100):
+    send()
+for _ in sys.stdin:
+    print(ended, flush=True)
+"""
+
+
+@pytest.mark.extended
+def test_requests_of_others_are_received_in_turn(tmp_path: Path) -> None:
+    """A hundred large requests of one process at a time: a small one of another came after all that were there."""
+    with ServerProcess(tmp_path) as server, contextlib.ExitStack() as stack:
+        address = server.addresses[0]
+        command = [sys.executable, "-c", MESSAGES, address.removeprefix("unix:")]
+        flood = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        )
+        stack.callback(flood.kill)
+
+        def ended() -> int:
+            assert flood.stdin is not None and flood.stdout is not None
+            flood.stdin.write("\n")
+            return int(flood.stdout.readline())
+
+        assert eventually(lambda: ended() > 100, 3 * WAIT_S)
+        passed = []
+        with channel(address) as way:
+            run = way.unary_unary("/tilewright.v1.Dispatch/Run")
+            for _ in range(5):
+                before = ended()
+                with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+                    run(b"", timeout=WAIT_S)
+                passed.append(ended() - before)
+        print(passed)
+        assert sorted(passed)[2] < 50, passed
+        bystander_lives(address)

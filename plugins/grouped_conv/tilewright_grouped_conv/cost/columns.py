@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config.config import IM2COL_PIPELINE, ConvConfig
+from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.config.pipelines import IM2COL, form_of
 from tilewright_grouped_conv.cost import im2col as gathered
 from tilewright_grouped_conv.cost.gpu import (
     FILL_SECONDS,
@@ -43,7 +44,7 @@ Floats = npt.NDArray[np.float64]
 Table = Mapping[str, npt.NDArray[Any]]
 
 TABLE = FieldTable(
-    pipeline=(IM2COL_PIPELINE, "compv3", "compv4"), scheduler=("pingpong", "cooperative", "intrawave"),
+    pipeline=(*IM2COL.names, "compv3", "compv4"), scheduler=("pingpong", "cooperative", "intrawave"),
     epilogue=(Epilogue.CSHUFFLE, Epilogue.DEFAULT), tile=3, wave=3, warp_tile=3, vector_sizes=3, num_wave_groups=0,
     two_stage=0, explicit_gemm=0, specialization=(Specialization.DEFAULT, Specialization.FILTER1X1_STRIDE1_PAD0),
     split_k=0, stages=0, block_per_cu=0,
@@ -73,7 +74,7 @@ def table_of(configs: Sequence[ConvConfig], arch: ArchSpec) -> Table:
 
 @lru_cache(maxsize=8192)
 def _derived(config: ConvConfig, arch: ArchSpec) -> tuple[float, ...]:
-    if config.pipeline == IM2COL_PIPELINE:
+    if form_of(config.pipeline) is IM2COL:
         step = gathered.im2col_step_cycles(config, arch)
         return (step,) * MOST_RESIDENT + (1.0, 1.0 if config.scheduler == "pingpong" else float(consumers(config)))
     steps = (step_cycles(config, arch, together) for together in range(1, MOST_RESIDENT + 1))

@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2
 
+from tilewright_kit.types.errors import CancelledError
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 from tilewright_server.endpoints.rpc.access.gate import Gate
 from tilewright_server.endpoints.rpc.access.peers import Peers
@@ -21,7 +22,7 @@ from tilewright_server.endpoints.rpc.services.dispatch import TOKEN_FIELD, Dispa
 from tilewright_server.endpoints.rpc.services.health import HealthServicer
 from tilewright_server.endpoints.rpc.services.kernels import KernelsServicer
 from tilewright_server.endpoints.rpc.services.memory import OPEN_SESSION, Leases, MemoryServicer
-from tilewright_server.endpoints.rpc.transport.calls import WireCall, require
+from tilewright_server.endpoints.rpc.transport.calls import UNIX, WireCall, require
 from tilewright_server.endpoints.rpc.transport.event_loop import Front, start
 from tilewright_server.endpoints.rpc.transport.intake import Intake
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Reception, lane, parse_as, register
@@ -99,9 +100,9 @@ class RpcServer:
         """Servers of one service only, with what bounds their requests."""
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
-        self._intake, intakes = _intakes(settings)
-        self._intakes = intakes
         self.peers = Peers()
+        self._intake, intakes = _intakes(settings, self.peers)
+        self._intakes = intakes
         identify = partial(_identify, service.sessions, gate, self.peers)
         self._receive = partial(Reception, identify, lanes, self.streams)
         self._quotas, self._settings = quotas, settings
@@ -129,14 +130,14 @@ class RpcServer:
         server, intakes = self.server, self._intakes
         if apart:
             server = self._make()
-            intake, intakes = _intakes(self._settings)
+            intake, intakes = _intakes(self._settings, self.peers)
             self._more.append((server, intake))
         register(server, servicer, descriptor, self._receive(intakes, self._quotas, self._settings.message_limit))
         return server
 
     def serve_health(self) -> grpc.Server:
         """A server of health checks alone, for its listeners. To be called before ``start``, and once."""
-        server, intake = self._make(), Intake(HEALTH_RECEIVED, patient=False)
+        server, intake = self._make(), Intake(HEALTH_RECEIVED, partial(_sender, self.peers), patient=False)
         reception = self._receive(dict.fromkeys(Lane, intake), self._quotas, self._settings.sessionless_limit)
         register(server, self._health_servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
         self._more.append((server, intake))
@@ -194,10 +195,23 @@ class RpcServer:
             threads.close()
 
 
-def _intakes(settings: Settings) -> tuple[Intake, dict[Lane, Intake]]:
+def _intakes(settings: Settings, peers: Peers) -> tuple[Intake, dict[Lane, Intake]]:
     """The intake of requests to one server, and those of all classes."""
-    intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit))
-    return intake, dict.fromkeys(Lane, intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, patient=False)}
+    sender = partial(_sender, peers)
+    intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit), sender)
+    return intake, dict.fromkeys(Lane, intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, sender, patient=False)}
+
+
+def _sender(peers: Peers, call: WireCall) -> str:
+    """The process that a call is from, or the machine; its connection where nothing else is known."""
+    peer = call.peer()
+    if not peer.startswith(UNIX):
+        return peer.rpartition(":")[0]
+    try:
+        client = peers.client(peer)
+    except CancelledError:
+        return peer
+    return client.process if client is not None else peer
 
 
 def _identify(sessions: Sessions, gate: Gate, peers: Peers, call: WireCall, data: bytes) -> Client:

@@ -2,13 +2,14 @@
 
 gRPC takes the bytes of a message as they come once its call is ready to receive it, up to the largest size of messages,
 and tells nobody how many there are. Before that it takes 64 KiB of a call at most. So as many calls are made ready as
-messages of the largest size fit the memory that is meant for them. Whoever is slow gives way while others wait.
+messages of the largest size fit the memory that is meant for them. Those of one sender are half of them at most, and
+senders take turns: who sends many large requests waits for himself. Whoever is slow gives way while others wait.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 from tilewright_kit.types.errors import ResourceExhaustedError
@@ -21,65 +22,97 @@ SLOW_S = 0.25
 CROWD = 128
 """With more calls than this waiting, requests give way sooner: nobody legal is that many."""
 CROWDED_S = 0.05
-MOST_WAITING = 2048
+MOST_WAITING, MOST_OF_ONE = 2048, 1024
+"""Calls that wait, of all senders and of one."""
 Received = Callable[["bytes | None"], None]
 
 
 class Intake:
     """Calls whose request is yet to come. Used in gRPC's event thread only."""
 
-    def __init__(self, limit: int, *, patient: bool = True) -> None:
+    def __init__(self, limit: int, sender: Callable[[WireCall], str], *, patient: bool = True) -> None:
         """Receive ``limit`` requests at a time. Others wait, or, if the intake is not ``patient``, take the place of
-        the oldest."""
+        the oldest. ``sender`` names who a call is from, before anything of it is read."""
         self.limit = limit
+        self._share = max(limit // 2, 1)
+        """Requests of one sender at a time."""
+        self._sender = sender
         self._patient = patient
-        self._under_way: dict[WireCall, float] = {}
-        """Calls that are received, and since when, in the order of their beginning."""
-        self._waiting: deque[tuple[WireCall, Received]] = deque()
+        self._under_way: dict[WireCall, tuple[float, str]] = {}
+        """Calls that are received, since when and from whom, in the order of their beginning."""
+        self._senders: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[tuple[WireCall, Received]]] = OrderedDict()
+        """By sender; the first is next."""
+        self._count = 0
 
     def receive(self, call: WireCall, received: Received) -> None:
         """As ``WireCall.receive``, in turn. Raises ``ResourceExhaustedError`` if too many wait."""
-        if len(self._under_way) < self.limit and not self._waiting:
-            self._begin(call, received)
-        elif not self._patient:
-            self._end(next(iter(self._under_way)))
-            self._begin(call, received)
-        elif len(self._waiting) >= MOST_WAITING:
-            raise _too_slow(f"{MOST_WAITING} calls wait for their requests to come")
+        sender = self._sender(call)
+        if not self._patient:
+            if len(self._under_way) >= self.limit:
+                self._end(next(iter(self._under_way)))
+            self._begin(call, received, sender)
+        elif len(self._under_way) < self.limit and self._senders[sender] < self._share and sender not in self._waiting:
+            self._begin(call, received, sender)
+        elif self._count >= MOST_WAITING or len(self._waiting.get(sender, ())) >= MOST_OF_ONE:
+            raise _too_slow(f"{self._count} calls wait for their requests to come")
         else:
-            self._waiting.append((call, received))
+            self._waiting.setdefault(sender, deque()).append((call, received))
+            self._count += 1
             self.tick()
 
     def tick(self) -> None:
         """Refuse whoever is slow while others wait. Called after each event, and a few times a second."""
         if not self._waiting:
             return
-        allowed = SLOW_S if len(self._waiting) <= CROWD else CROWDED_S
+        if len(self._under_way) < self.limit:  # whoever waits does so for requests of his own
+            self._next()
+            return
+        allowed = SLOW_S if self._count <= CROWD else CROWDED_S
         latest = time.monotonic() - allowed
-        slow = [call for call, since in self._under_way.items() if since < latest][: len(self._waiting)]
+        slow = [call for call, (since, _) in self._under_way.items() if since < latest][: self._count]
         for call in slow:
             self._end(call)
         self._next()
 
     def _end(self, call: WireCall) -> None:
-        del self._under_way[call]
+        self._gone(call)
         call.fail(_too_slow("the request did not come in time, and others wait"))
 
-    def _begin(self, call: WireCall, received: Received) -> None:
+    def _gone(self, call: WireCall) -> None:
+        found = self._under_way.pop(call, None)
+        if found is not None:
+            self._senders[found[1]] -= 1
+            if not self._senders[found[1]]:
+                del self._senders[found[1]]
+
+    def _begin(self, call: WireCall, received: Received, sender: str) -> None:
         def came(data: bytes | None) -> None:
-            self._under_way.pop(call, None)
+            self._gone(call)
             try:
                 received(data)
             finally:
                 self._next()
 
-        self._under_way[call] = time.monotonic()
+        self._under_way[call] = time.monotonic(), sender
+        self._senders[sender] += 1
         if not call.receive(came):
-            del self._under_way[call]
+            self._gone(call)
 
     def _next(self) -> None:
+        """Begin what there is room for, one call of each sender in turn."""
         while self._waiting and len(self._under_way) < self.limit:
-            self._begin(*self._waiting.popleft())
+            sender = next((name for name in self._waiting if self._senders[name] < self._share), None)
+            if sender is None:
+                return
+            line = self._waiting[sender]
+            call, received = line.popleft()
+            self._count -= 1
+            if line:
+                self._waiting.move_to_end(sender)
+            else:
+                del self._waiting[sender]
+            self._begin(call, received, sender)
 
 
 def _too_slow(reason: str) -> ResourceExhaustedError:
