@@ -201,7 +201,8 @@ def test_losses_leave_nothing_behind(isolated: Engine) -> None:
     before = used()
     for _ in range(10):
         cycle()
-    assert used() == before
+    descriptors, threads = used()
+    assert descriptors == before[0] and threads <= before[1]
 
 
 def test_kernels_that_only_ran_beside_a_fault_are_kept(isolated: Engine) -> None:
