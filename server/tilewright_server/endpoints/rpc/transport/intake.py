@@ -65,13 +65,15 @@ class Intake:
         """Refuse whoever is slow while others wait. Called after each event, and a few times a second."""
         if not self._waiting:
             return
-        if len(self._under_way) < self.limit:  # whoever waits does so for requests of his own
-            self._next()
-            return
         allowed = SLOW_S if self._count <= CROWD else CROWDED_S
         latest = time.monotonic() - allowed
-        slow = [call for call, (since, _) in self._under_way.items() if since < latest][: self._count]
-        for call in slow:
+        full = len(self._under_way) >= self.limit  # or else whoever waits does so for requests of his own
+        slow = [
+            call
+            for call, (since, sender) in self._under_way.items()
+            if since < latest and (full or sender in self._waiting)
+        ]
+        for call in slow[: self._count]:
             self._end(call)
         self._next()
 
