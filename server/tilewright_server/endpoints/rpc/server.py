@@ -83,7 +83,7 @@ class RpcServer:
             # Each reads thousands of kernels, in Python: more at a time are not faster, and hold up others.
             Lane.CATALOG: make("catalog", least=1, most=2, waiting=settings.calls_waiting),
             Lane.WORK: make("work", least=4, most=settings.workers, waiting=settings.calls_waiting),
-            Lane.COPY: make("copy", least=1, most=8, waiting=settings.calls_waiting),
+            Lane.COPY: make("copy", least=1, most=_copying(), waiting=settings.calls_waiting),
             Lane.BUILD: make("build", least=1, most=16, waiting=settings.builds_waiting),
             # No more calls wait than there are streams.
             Lane.STREAM: make("stream", least=2, most=settings.workers, waiting=UNLIMITED),
@@ -193,6 +193,11 @@ class RpcServer:
         self._starter.close()
         for threads in self._threads:
             threads.close()
+
+
+def _copying() -> int:
+    """Threads that copy large contents: half of the processors, for others wait while they do."""
+    return min(max((os.cpu_count() or 2) // 2, 2), 8)
 
 
 def _intakes(settings: Settings, peers: Peers) -> tuple[Intake, dict[Lane, Intake]]:
