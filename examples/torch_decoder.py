@@ -77,7 +77,7 @@ class Decoder(torch.nn.Module):
         return F.linear(x, w)
 
     def place(self, x: Any, length: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
-        """What all layers need to know of the place of the new token."""
+        """Values of the new token's place that all layers share."""
         return length.long(), (self.places <= length).view(1, 1, 1, -1), cos[length], sin[length]
 
     def attend(self, layer: Any, q: Any, k: Any, v: Any, at: Any, mask: Any, cos: Any, sin: Any) -> Any:
