@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -162,6 +163,19 @@ def test_units_are_valid(units: list[Path]) -> None:
     assert "tilewright.socket:" in verified(units), "a mistake is seen"
 
 
+def wait_for_listener(path: Path, seconds: float = 60) -> None:
+    """Wait until `path` takes connections: its file is there from bind() on, before listen()."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with socket.socket(socket.AF_UNIX) as trial:
+            try:
+                return trial.connect(str(path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline:
+                    raise
+        time.sleep(0.01)
+
+
 @pytest.mark.extended
 def test_systemd_hands_its_sockets_over(tmp_path: Path) -> None:
     """By its own program for that. (The unit itself needs a machine that systemd has started.)"""
@@ -177,9 +191,7 @@ def test_systemd_hands_its_sockets_over(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen([*command, *serve], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 60
-        while not path.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for_listener(path)
         inode = path.stat().st_ino
         with tilewright.connect(f"unix:{path}", launch="server") as client:
             assert client.gemm(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)).sum() == 4
