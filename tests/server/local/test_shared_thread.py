@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,32 @@ def test_short_launches_of_many_connections_are_served_by_one_thread(house: Hous
                 assert file.bytes[64:128] == file.bytes[:64]
         assert eventually(lambda: sum(house.served.values()) >= before + 20)
         assert {name for name, _ in house.served} == {THREAD}
+
+
+def test_a_plan_with_a_better_kernel_since_its_binding_is_still_served_there(
+    house: House, files: list[MemoryFile]
+) -> None:
+    with house.connect() as wire, house.connect():
+        binding = house.launched(wire, files[0])
+        prepared: Any = house.session.binding(binding).binding.target.prepared
+        object.__setattr__(prepared, "successor", replace(prepared))
+        assert eventually(lambda: house.served[THREAD, True] > 0)
+        before = house.served.copy()
+        for _ in range(20):
+            assert wire.launch(binding).error is None
+        assert eventually(lambda: house.served[THREAD, True] >= before[THREAD, True] + 20)
+        assert house.served[THREAD, False] == before[THREAD, False]
+
+
+def test_a_plan_whose_device_was_lost_goes_to_the_connections_own_thread(
+    house: House, files: list[MemoryFile]
+) -> None:
+    with house.connect() as wire, house.connect():
+        binding = house.launched(wire, files[0])
+        prepared: Any = house.session.binding(binding).binding.target.prepared
+        object.__setattr__(prepared, "successor", replace(prepared, lost=True))
+        assert wire.launch(binding).error is None
+        assert eventually(lambda: house.served[THREAD, False] == 1)
 
 
 def test_a_single_connection_keeps_its_own_thread(house: House, files: list[MemoryFile]) -> None:

@@ -81,6 +81,10 @@ class FakePrepared:
     successor: Any = None
     lost: bool = False
 
+    @property
+    def current(self) -> FakePrepared:
+        return self if self.successor is None else self.successor.current
+
     def check(self, addresses: Sequence[int]) -> None:
         assert len(addresses) == len(self.operands)
 

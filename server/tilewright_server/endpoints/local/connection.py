@@ -298,8 +298,7 @@ class Connection:
         if kind != Kind.LAUNCH or flags & _EVENTS or value not in self._short:
             return False
         try:
-            prepared = session.binding(value).binding.target.prepared
-            if prepared.successor is not None or prepared.lost:
+            if session.binding(value).binding.target.prepared.current.lost:
                 return False
             outcome = self._service.launch(session, value, patient=False)
         except WouldWaitError:
