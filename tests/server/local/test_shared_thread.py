@@ -118,9 +118,7 @@ def test_a_plan_with_a_better_kernel_since_its_binding_is_still_served_there(
         assert house.served[THREAD, False] == before[THREAD, False]
 
 
-def test_a_plan_whose_device_was_lost_goes_to_the_connections_own_thread(
-    house: House, files: list[MemoryFile]
-) -> None:
+def test_a_plan_whose_device_was_lost_goes_to_the_connections_own_thread(house: House, files: list[MemoryFile]) -> None:
     with house.connect() as wire, house.connect():
         binding = house.launched(wire, files[0])
         prepared: Any = house.session.binding(binding).binding.target.prepared
