@@ -1,17 +1,23 @@
-"""Flows that are made again in another session, and those whose outcome is not known; without a server."""
+"""Flows that are made again in another session, those of unknown outcome, and sessions that are refused first."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from device_server import DeviceServer
 
 import tilewright as tw
 from tilewright.errors import DeviceError
 from tilewright.session.recovery import surviving
 from tilewright.transport.rpc import Flow, Renew, Work
+from tilewright_proto.v1 import error_pb2, memory_pb2
 
 CORE: Any = SimpleNamespace(retries=3, closed=False, reconnects=True)
 LAUNCH, LOOK = Work(lambda: None, effect=True), Work(lambda: None)
@@ -59,3 +65,40 @@ def test_what_took_effect_is_not_made_again() -> None:
 def test_what_failed_while_it_ran_is_not_made_again() -> None:
     with pytest.raises(tw.UnknownOutcomeError):
         run(made(LAUNCH, LOOK), failed(), lost())
+
+
+class Refusing(DeviceServer):
+    """Refuses sessions as often as ``rules`` says, by these rules."""
+
+    rules: list[str]
+    asked = 0
+
+    def OpenSession(self, request: Any, context: Any) -> Iterator[memory_pb2.SessionEvent]:
+        self.asked += 1
+        if not self.rules:
+            yield from super().OpenSession(request, context)
+            return
+        error = error_pb2.ErrorDetail(code="resource_exhausted", message="not now", rule=self.rules.pop(0))
+        error.retry_after_ms = 20
+        context.set_trailing_metadata([("tilewright-error-bin", error.SerializeToString())])
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "not now")
+
+
+async def opened_by_asyncio(target: str) -> None:
+    async with tw.aio.connect(target):
+        pass
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_session_that_is_refused_for_the_moment_is_asked_for_again(tmp_path: Path, blocking: bool) -> None:
+    with Refusing.running(tmp_path, local=False) as (server, target):
+        assert isinstance(server, Refusing)
+        for rules, asked in ((["request_time"] * 2, 3), (["quota"], 1), (["request_time"] * 9, 6)):
+            server.rules, server.asked = list(rules), 0
+            refused = pytest.raises(tw.ResourceExhaustedError, match="not now")
+            with contextlib.nullcontext() if asked == len(rules) + 1 else refused:
+                if blocking:
+                    tw.connect(target, start=False).close()
+                else:
+                    asyncio.run(opened_by_asyncio(target))
+            assert server.asked == asked

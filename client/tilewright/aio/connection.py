@@ -10,7 +10,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import grpc
 import grpc.aio
 
+from tilewright.errors import ResourceExhaustedError
 from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
+from tilewright.session.recovery import Patience
 from tilewright.session.state import Core, Session
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
@@ -26,7 +28,7 @@ class Connection:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.pid = os.getpid()
-        self.channel = channel(core.target, core.tls, grpc.aio)
+        self.channel: Any = None
         self.calls: dict[str, Any] = {}
         self.posted: set[Any] = set()
         self._users = 0
@@ -36,7 +38,25 @@ class Connection:
         self.session: Session
 
     async def open(self, timeout: float) -> None:
+        """Connect. Raises ``UnavailableError``, and ``ResourceExhaustedError`` if that is not worth waiting out."""
+        patience = Patience(timeout, self.core.retries)
+        while True:
+            try:
+                await self._open(timeout)
+            except ResourceExhaustedError as error:  # noqa: PERF203 - no session, no work
+                pause = patience.before_opening(error)
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                break
+        session = self.session
+        # The callback runs when the call is done, so neither of the two waits.
+        self.lease.add_done_callback(lambda _: lease_ended(session, None, "the connection ended"))
+
+    async def _open(self, timeout: float) -> None:
         core = self.core
+        self.channel = channel(core.target, core.tls, grpc.aio)
         try:
             with identified(core.target, core.priority) as metadata:
                 self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=metadata)
@@ -51,9 +71,6 @@ class Connection:
         except BaseException:
             await self.channel.close()
             raise
-        session = self.session
-        # The callback runs when the call is done, so neither of the two waits.
-        self.lease.add_done_callback(lambda _: lease_ended(session, None, "the connection ended"))
 
     def unary(self, path: str) -> Any:
         call = self.calls.get(path)

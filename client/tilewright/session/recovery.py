@@ -18,7 +18,7 @@ from tilewright.errors import (
 from tilewright.session.state import Core
 from tilewright.transport.rpc import Flow, Renew, Rpc, Step, Wait, Work
 
-__all__ = ["PATIENCE_S", "surviving"]
+__all__ = ["PATIENCE_S", "Patience", "surviving"]
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ REFUSALS = frozenset({"quota", "queue_full", "shutdown", "request_time", "device
 """Rules of errors that come before anything has begun."""
 
 
-class _Patience:
+class Patience:
     """Pauses between attempts: longer and longer, never in step with other clients', and with an end."""
 
     def __init__(self, limit: float | None, tries: int) -> None:
@@ -45,6 +45,13 @@ class _Patience:
         self._left -= 1
         return None if self._left < 0 or time.monotonic() + pause > self._end else pause
 
+    def before_opening(self, error: ResourceExhaustedError) -> float | None:
+        """Seconds to wait before a session that was refused is asked for again; ``None`` if it is not worth it.
+
+        A quota of sessions is not waited out: those that fill it may stay for hours.
+        """
+        return self.next(error.retry_after or 0.0) if error.rule != "quota" and _is_refused(error) else None
+
 
 def surviving(core: Core, make: Callable[[], Flow[T]], limit: float | None, patience: float) -> Flow[T]:
     """Run the flow that ``make`` makes, to its end, in one session or in several.
@@ -54,7 +61,7 @@ def surviving(core: Core, make: Callable[[], Flow[T]], limit: float | None, pati
     the time that the server asked for, if it was refused. Raises what the flow raises otherwise; for a call that had
     begun that is ``UnknownOutcomeError``.
     """
-    waits = _Patience(limit, core.retries)
+    waits = Patience(limit, core.retries)
     end: float | None = None
     while True:
         begun = False

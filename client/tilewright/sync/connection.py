@@ -6,12 +6,15 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import grpc
 
+from tilewright.errors import ResourceExhaustedError
 from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
+from tilewright.session.recovery import Patience
 from tilewright.session.state import Core, Session
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
@@ -26,8 +29,23 @@ class Connection:
 
     def __init__(self, core: Core, timeout: float) -> None:
         self._pid = os.getpid()
-        self.channel = channel(core.target, core.tls)
         self._calls: dict[str, Any] = {}
+        patience = Patience(timeout, core.retries)
+        while True:
+            try:
+                self._open(core, timeout)
+            except ResourceExhaustedError as error:  # noqa: PERF203 - no session, no work
+                pause = patience.before_opening(error)
+                if pause is None:
+                    raise
+                time.sleep(pause)
+            else:
+                break
+        session = self.session
+        self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
+
+    def _open(self, core: Core, timeout: float) -> None:
+        self.channel = channel(core.target, core.tls)
         try:
             with identified(core.target, core.priority) as metadata:
                 self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=metadata)
@@ -36,8 +54,6 @@ class Connection:
         except BaseException:
             self.channel.close()
             raise
-        session = self.session
-        self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
 
     def _first(self, core: Core, timeout: float) -> bytes:
         """The lease's first message. It has no deadline, so that is waited for with an alarm."""
