@@ -9,7 +9,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
@@ -41,7 +40,8 @@ class LocalPeer:
         self.opened_events: list[bytes] = []
         self.failing: set[int] = set()
         self.refuse: Fault | None = None
-        self.delay = 0.0
+        self.go = threading.Event()
+        self.go.set()
         self.room = 1000
         self.ended = 0
         self._connections: list[socket.socket] = []
@@ -81,7 +81,7 @@ class LocalPeer:
                 fds = array.array("i")
                 for _, _, item in ancillary:
                     fds.frombytes(item)
-                time.sleep(self.delay)
+                self.go.wait(60)
                 if data[0] == 3:
                     self._launch(connection, data, number)
                 else:

@@ -100,7 +100,7 @@ class Gpu(DriverCalls):
         return bool(self.library.cuStreamQuery(ctypes.c_uint64(stream)) == 0)
 
     def comes_to_rest(self, stream: int) -> bool:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not self.idle(stream) and time.monotonic() < deadline:
             time.sleep(0.005)
         return self.idle(stream)

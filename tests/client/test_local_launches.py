@@ -35,7 +35,7 @@ def has_bindings(client: tw.Client, wanted: int) -> bool:
     def ask():
         return (yield steps.Rpc(steps.STATUS, memory_pb2.StatusRequest(session=client.session.token)))
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (count := len(client._drive(ask).bindings)) != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     return count == wanted

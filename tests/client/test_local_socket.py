@@ -91,13 +91,21 @@ def test_a_server_that_goes_away_is_a_typed_error(peer: LocalPeer) -> None:
     assert made.broken
 
 
+def answered(peer: LocalPeer, launches: int) -> None:
+    """Let the peer go on, and wait until it has answered so many launches in all."""
+    peer.go.set()
+    deadline = time.monotonic() + 20
+    while len(peer.launches) < launches:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_a_late_answer_is_a_typed_error_and_belongs_to_nobody(peer: LocalPeer) -> None:
-    lane = Lane(peer.path, TOKEN, 0.2)
-    peer.delay = 0.5
+    lane = Lane(peer.path, TOKEN, 0.5)
+    peer.go.clear()
     with pytest.raises(tw.DeadlineError):
         lane.run(1)
-    peer.delay = 0.0
-    time.sleep(0.5)
+    answered(peer, 1)
     assert lane.run(2) == 1234
     assert lane.connection._stash == {}
     assert [launch[0] for launch in peer.launches] == [1, 2]
@@ -117,20 +125,20 @@ def test_launches_that_complete_say_how_long_they_took(peer: LocalPeer) -> None:
 
 @pytest.mark.parametrize("spin_ns", [0, 30_000_000])
 def test_a_launch_is_asked_for_with_and_without_sleeping(peer: LocalPeer, spin_ns: int) -> None:
-    lane = Lane(peer.path, TOKEN, 0.3)
+    lane = Lane(peer.path, TOKEN, 0.5)
     lane.connection.spin_ns = spin_ns
     assert [lane.run(9) for _ in range(5)] == [1234] * 5
     peer.failing.add(8)
     with pytest.raises(tw.NotFoundError) as caught:
         lane.run(8)
     assert caught.value.rule == "binding_id"
-    peer.delay = 0.1  # longer than anybody looks
+    peer.go.clear()
+    threading.Timer(0.1, peer.go.set).start()  # longer than anybody looks
     assert lane.run(9) == 1234
-    peer.delay = 0.5
+    peer.go.clear()
     with pytest.raises(tw.DeadlineError):
         lane.run(9)
-    peer.delay = 0.0
-    time.sleep(0.3)
+    answered(peer, 8)
     assert lane.run(9) == 1234  # not the one that came too late
     assert not lane.connection._unwanted
     peer.hang_up()
@@ -197,7 +205,7 @@ def test_every_thread_has_a_connection_that_ends_with_it(peer: LocalPeer) -> Non
         thread.start()
     for thread in threads:
         thread.join()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while peer.ended < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert peer.ended == 5

@@ -110,7 +110,7 @@ def test_who_opts_out_opens_the_session_himself(own_server: Any) -> None:
 
 
 def test_a_server_that_stays_away_is_waited_for_as_long_as_was_said(own_server: Any) -> None:
-    with tw.connect(own_server.target, timeout=0.5) as client:
+    with tw.connect(own_server.target, timeout=1.5) as client:
         a = client.asarray(random(4, 4))
         own_server.kill()
         with pytest.raises(tw.UnavailableError, match="no Tilewright server") as caught:
@@ -132,7 +132,7 @@ def test_a_server_that_comes_back_late_is_met(own_server: Any) -> None:
 
 def test_what_had_begun_is_of_unknown_outcome_and_not_made_again(own_server: Any) -> None:
     with tw.connect(own_server.target) as client:
-        slow = client.plan("sleep", {}, attributes={"seconds": 5.0})
+        slow = client.plan("sleep", {}, attributes={"seconds": 30.0})
         caught: list[BaseException] = []
 
         def call() -> None:
@@ -145,10 +145,10 @@ def test_what_had_begun_is_of_unknown_outcome_and_not_made_again(own_server: Any
         thread.start()
         stream = slow.stream()
         futures = [stream.submit() for _ in range(600)]
-        deadline = time.monotonic() + 10
-        while counted(client).get("sleep", 0) < 1:
+        deadline = time.monotonic() + 20
+        while counted(client).get("sleep", 0) < 2:  # the call, and the first of the stream
             assert time.monotonic() < deadline
-        time.sleep(0.1)
+            time.sleep(0.01)
         restart(own_server)
         thread.join(10)
         (error,) = caught

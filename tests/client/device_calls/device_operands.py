@@ -21,7 +21,7 @@ def operands(torch: Any, fake: FakeCuda, size: int = 8, dtype: str = "float32") 
 def settled(client: tw.Client, condition: Callable[[], bool]) -> bool:
     """Whether a condition comes true when what is to be released is released, by calls that nobody waits for."""
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition() and time.monotonic() < deadline:
         client.kernels.statistics()
         time.sleep(0.01)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from fake_engine import BEGUN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rpc_harness import REAL, Client, MemoryFile, ServerProcess, detail_of, eventually, in_region, inline
@@ -126,12 +130,20 @@ def test_work_in_flight_is_finished_and_new_work_refused(tmp_path: Path) -> None
         file.close()
 
 
+@contextlib.contextmanager
+def working(server: ServerProcess) -> Iterator[Any]:
+    """A call whose launch has begun and goes on for longer than anybody waits."""
+    with Client(server.addresses[0]) as client, contextlib.closing(MemoryFile(4096)) as file:
+        region = client.register(file).region
+        call = client.execution(client.plan(held=1), in_region(region), in_region(region, 64))
+        running = client.dispatch.Execute.future(call)
+        assert eventually(lambda: file.bytes[64] == BEGUN)
+        yield running
+
+
 @pytest.mark.extended
 def test_work_that_outlasts_the_grace_is_given_up(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, grace_s=0.3) as server, Client(server.addresses[0]) as client:
-        slow = client.execution(client.plan(seconds=30), inline(TEXT), RETURN)
-        running = client.dispatch.Execute.future(slow)
-        time.sleep(0.2)
+    with ServerProcess(tmp_path, grace_s=0.3) as server, working(server) as running:
         server.signal()
         assert server.wait() == 0, "long before the work would be done"
         assert running.exception() is not None
@@ -165,11 +177,9 @@ def test_what_cannot_be_given_back_does_not_keep_the_process(tmp_path: Path, hel
 
 @pytest.mark.extended
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, grace_s=60) as server, Client(server.addresses[0]) as client:
-        running = client.dispatch.Execute.future(client.execution(client.plan(seconds=30), inline(TEXT), RETURN))
-        time.sleep(0.2)
+    with ServerProcess(tmp_path, grace_s=60) as server, working(server) as running:
         server.signal()
-        time.sleep(0.2)
+        assert eventually(lambda: "draining" in server.log())
         assert server.alive
         server.signal()
         assert server.wait() == 128 + signal.SIGTERM

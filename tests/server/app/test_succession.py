@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +163,19 @@ def test_sockets_of_a_service_manager_are_served_and_left_to_it(tmp_path: Path) 
     assert "a socket was given" not in server.log()
 
 
+def connects(path: Path) -> bool:
+    """True if somebody listens: a socket's file is there from bind() on."""
+    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError), socket.socket(socket.AF_UNIX) as way:
+        way.connect(str(path))
+        return True
+    return False
+
+
 def test_who_connected_before_the_server_was_there_is_served(tmp_path: Path) -> None:
     served = threading.Event()
 
     def early() -> None:
-        while not (tmp_path / "s.sock").exists():
-            time.sleep(0.001)
+        assert eventually(lambda: connects(tmp_path / "s.sock"))
         with Client(f"unix:{tmp_path / 's.sock'}") as client:
             assert client.token
         served.set()

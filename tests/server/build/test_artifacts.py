@@ -408,4 +408,4 @@ def test_no_descriptor_is_left_open(cache: ArtifactCache) -> None:
         publish(cache)
     maintenance.verify(cache)
     maintenance.prune(cache, max_bytes=0)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

@@ -44,7 +44,7 @@ def stage(function: int, args: Struct, **geometry: Any) -> ProgramStage:
     return ProgramStage(function, pack(args), Geometry(**{"grid": (4, 1, 1), "block": (128, 1, 1), **geometry}))
 
 
-def settled(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def settled(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

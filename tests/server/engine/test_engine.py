@@ -113,17 +113,19 @@ def test_unknown_names_are_answered_with_close_ones(
 
 
 def test_refusals_are_remembered_for_a_moment(make_engine: Any) -> None:
-    engine = make_engine(negative_ttl_s=0.2)
+    engine = make_engine(negative_ttl_s=3600)
     operation = engine.operations["vector"]
     wrong = OperationRequest("vector", {"x": TensorDesc.of("fp32", (3,))})
     for _ in range(5):
         with pytest.raises(InvalidArgumentError):
             engine.plan(wrong, Selection(), call())
     assert operation.calls["parse"] == 1
-    time.sleep(0.25)
-    with pytest.raises(InvalidArgumentError):
-        engine.plan(wrong, Selection(), call())
-    assert operation.calls["parse"] == 2
+    forgetful = make_engine(negative_ttl_s=0.01)
+    for parses in (1, 2):
+        with pytest.raises(InvalidArgumentError):
+            forgetful.plan(wrong, Selection(), call())
+        assert forgetful.operations["vector"].calls["parse"] == parses
+        time.sleep(0.02)
 
 
 def test_build_reports_every_kernel(engine: Engine) -> None:
@@ -255,9 +257,9 @@ def test_configuration_is_validated_and_corrected(engine: Engine) -> None:
 
 
 def test_opening_an_engine_starts_nothing(make_engine: Any) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     engine = make_engine()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert not engine.devices.opened()
 
 
@@ -285,5 +287,5 @@ def test_closed_engine_has_let_go_of_everything(make_engine: Any) -> None:
         engine.execute(plan(engine, 100, Selection(kernel=TWO_STAGES)), vectors.addresses, call())
         engine.close()
         engine.close()
-    assert descriptors() == before
+    assert descriptors() <= before
     assert len(list(Path("/proc/self/task").iterdir())) <= threads + 1

@@ -119,7 +119,7 @@ def test_a_fallback_gives_way_to_the_best_kernel_that_fits(make_engine: Any, tmp
     plan(engine, 100, Selection(kernel=TWO_STAGES))
     prepared = plan(engine, 100, Selection(build="fallback"))
     assert prepared.kernels == (TWO_STAGES,)
-    for _ in range(500):
+    for _ in range(6000):
         if not prepared.current.is_fallback:
             break
         time.sleep(0.02)
@@ -141,28 +141,28 @@ def test_missing_compiler_is_told(make_engine: Any, tmp_path: Path) -> None:
 
 
 class Slow(CpuToolchain):
-    """Waits before it compiles a kernel whose name says so."""
+    """Compiles a kernel whose name says so only when it is let go."""
 
-    def __init__(self, slow: str, seconds: float) -> None:
+    def __init__(self, slow: str) -> None:
         super().__init__([include_dir()])
-        self.slow, self.seconds, self.compiled = slow, seconds, list[str]()
+        self.slow, self.go, self.compiled = slow, threading.Event(), list[str]()
 
     def compile(self, unit: Any, workdir: Path, arch: Any, abort: threading.Event | None = None) -> Any:
         self.compiled.append(unit.name)
         if unit.name == self.slow:
-            time.sleep(self.seconds)
+            assert self.go.wait(60)
         return super().compile(unit, workdir, arch, abort)
 
 
-def slow_engine(make_engine: Any, tmp_path: Path, seconds: float = 0.5) -> tuple[Engine, Slow]:
-    toolchain = Slow(BEST, seconds)
+def slow_engine(make_engine: Any, tmp_path: Path) -> tuple[Engine, Slow]:
+    toolchain = Slow(BEST)
     engine = make_engine({"c++": toolchain}, cache_dir=tmp_path / "cache", build_workers=2)
     engine.devices.get()  # its runtime is built now
     return engine, toolchain
 
 
 def test_fallback_answers_while_the_better_kernel_is_built_and_then_gives_way(make_engine: Any, tmp_path: Path) -> None:
-    engine, _ = slow_engine(make_engine, tmp_path)
+    engine, toolchain = slow_engine(make_engine, tmp_path)
     plan(engine, 100, Selection(kernel=TWO_STAGES))
     prepared = plan(engine, 100, Selection(build="fallback"))
     assert prepared.is_fallback, "it was not waited for"
@@ -171,29 +171,32 @@ def test_fallback_answers_while_the_better_kernel_is_built_and_then_gives_way(ma
     vectors = Vectors(100)
     engine.execute(prepared, vectors.addresses, call())
     assert vectors.right()
+    toolchain.go.set()
     waited = plan(engine, 100)
     assert waited.kernels == (BEST,)
     assert plan(engine, 100, Selection(build="fallback")) is waited
-    for _ in range(100):
+    for _ in range(3000):
         if prepared.current is waited:
             break
-        time.sleep(0.02)
+        time.sleep(0.01)
     vectors = Vectors(100)
     assert len(engine.execute(prepared, vectors.addresses, call()).stages_ns) == 1
     assert vectors.right()
 
 
 def test_fallback_with_nothing_built_waits(make_engine: Any, tmp_path: Path) -> None:
-    engine, toolchain = slow_engine(make_engine, tmp_path, 0.1)
+    engine, toolchain = slow_engine(make_engine, tmp_path)
+    threading.Timer(0.1, toolchain.go.set).start()
     prepared = plan(engine, 100, Selection(build="fallback"))
     assert (prepared.is_fallback, prepared.kernels) == (False, (BEST,))
     assert toolchain.compiled.count(BEST) == 1
 
 
 def test_deadline_of_a_plan_does_not_end_the_build(make_engine: Any, tmp_path: Path) -> None:
-    engine, toolchain = slow_engine(make_engine, tmp_path, 0.3)
+    engine, toolchain = slow_engine(make_engine, tmp_path)
     with pytest.raises(DeadlineError):
         engine.plan(request(10), Selection(), Call.within(0.05))
+    toolchain.go.set()
     patient = call()
     engine.plan(request(10), Selection(), patient)
     assert toolchain.compiled.count(BEST) == 1
@@ -201,11 +204,12 @@ def test_deadline_of_a_plan_does_not_end_the_build(make_engine: Any, tmp_path: P
 
 
 def test_plan_can_be_cancelled_while_it_builds(make_engine: Any, tmp_path: Path) -> None:
-    engine, _ = slow_engine(make_engine, tmp_path, 0.3)
+    engine, toolchain = slow_engine(make_engine, tmp_path)
     waiting = call()
     threading.Timer(0.05, waiting.cancel).start()
     with pytest.raises(CancelledError):
         engine.plan(request(10), Selection(), waiting)
+    toolchain.go.set()
 
 
 def test_damaged_kernel_is_rebuilt(make_engine: Any, tmp_path: Path) -> None:

@@ -136,12 +136,16 @@ def test_batch_is_admitted_once_and_in_order(bench: Bench) -> None:
 
 
 def test_batch_stops_launching_when_its_time_is_over(bench: Bench) -> None:
-    gate = threading.Event()
-    call = Call.within(0.1)
-    threading.Timer(0.2, gate.set).start()
-    results = bench.executor.run_many(
-        [(bench.prepare("long", 1, gate), ADDRESSES, 1), (bench.prepare("late"), ADDRESSES, 1)], call
-    )
+    gate, call = threading.Event(), Call.within(20)
+    long = bench.prepare("long", 1, gate)
+
+    def let_time_pass() -> None:
+        assert isinstance(long.program, FakeProgram) and long.program.started.wait(20)
+        call.deadline = time.monotonic()
+        gate.set()
+
+    bench.threads.submit(let_time_pass)
+    results = bench.executor.run_many([(long, ADDRESSES, 1), (bench.prepare("late"), ADDRESSES, 1)], call)
     assert isinstance(results[0], Outcome)
     assert isinstance(results[1], DeadlineError)
     assert FakeProgram.order == ["long"]
@@ -172,11 +176,21 @@ def test_every_repeat_is_done_once(bench: Bench) -> None:
 @pytest.mark.parametrize("many", [False, True])
 def test_repeats_end_with_the_callers_interest(way: str, many: bool, bench: Bench) -> None:
     prepared, program = slow(bench)
-    call = Call.within(0.1 if way == "deadline" else 20)
+    call = Call.within(20)
     owner = SimpleNamespace(closed=False)
     call.owner = owner
-    if way != "deadline":
-        threading.Timer(0.1, call.cancel if way == "cancel" else lambda: setattr(owner, "closed", True)).start()
+
+    def lose_interest() -> None:
+        assert program.started.wait(20)
+        time.sleep(0.1)
+        if way == "deadline":
+            call.deadline = time.monotonic()
+        elif way == "cancel":
+            call.cancel()
+        else:
+            owner.closed = True
+
+    bench.threads.submit(lose_interest)
     error: Any
     if many:
         (error,) = bench.executor.run_many([(prepared, ADDRESSES, 1_000_000)], call)

@@ -202,7 +202,7 @@ def test_losses_leave_nothing_behind(isolated: Engine) -> None:
     for _ in range(10):
         cycle()
     descriptors, threads = used()
-    assert descriptors == before[0] and threads <= before[1]
+    assert descriptors <= before[0] and threads <= before[1]
 
 
 def test_kernels_that_only_ran_beside_a_fault_are_kept(isolated: Engine) -> None:
@@ -238,30 +238,40 @@ def test_executions_under_threads_survive_repeated_losses(isolated: Engine, monk
     # The kernel is innocent here, but runs whenever the process is killed: it would be refused after a while.
     monkeypatch.setattr(isolated.quarantine, "blame", lambda *_: [])
     prepared = plan(isolated, BEST)
-    stop = time.monotonic() + 4
+    over, good, lost = threading.Event(), [0] * 6, [0] * 6
 
-    def work(_: int) -> tuple[int, int]:
-        good = lost = 0
-        while time.monotonic() < stop:
+    def work(number: int) -> None:
+        while not over.is_set():
             try:
                 vectors = Vectors(isolated)
                 isolated.execute(prepared, vectors.addresses, call())
                 assert vectors.right()
                 for buffer in vectors.buffers:
                     vectors.device.free(buffer)
-                good += 1
+                good[number] += 1
             except DeviceLostError:  # noqa: PERF203
-                lost += 1
-        return good, lost
+                lost[number] += 1
+
+    def goes_on(since: list[int]) -> bool:
+        """Wait until every thread has succeeded twice more."""
+        end = time.monotonic() + 60
+        while not all(now > then + 1 for now, then in zip(good, since, strict=True)) and time.monotonic() < end:
+            time.sleep(0.01)
+        return time.monotonic() < end
 
     with ThreadPoolExecutor(6) as threads:
-        counts = [threads.submit(work, item) for item in range(6)]
-        while time.monotonic() < stop - 0.5:
-            time.sleep(0.4)
-            kill(isolated)
-        results = [count.result(30) for count in counts]
-    assert all(good > 10 for good, _ in results)
-    assert sum(lost for _, lost in results) > 0
+        running = [threads.submit(work, item) for item in range(6)]
+        try:
+            for kills in range(50):
+                assert goes_on(list(good))
+                if kills >= 8 and any(lost):
+                    break
+                kill(isolated)
+        finally:
+            over.set()
+        for item in running:
+            item.result(30)
+    assert any(lost)
     vectors = Vectors(isolated)
     isolated.execute(prepared, vectors.addresses, call())
     assert vectors.right()

@@ -91,7 +91,7 @@ def house(tmp_path: Path) -> Iterator[House]:
     yield made
     assert made.server.close(timeout=5)
     made.service.close()
-    assert made.sessions.close_all(timeout=1)
+    assert made.sessions.close_all(timeout=30)
     assert not made.device.live
     assert not made.device.mapped
 
@@ -156,7 +156,7 @@ def test_descriptors_of_memory_that_is_refused_are_closed(house: House, file: Me
             request = mp.RegisterRegionRequest(bytes=64, device_fd={"device_uuid": UUID[:-1]})
             expect(wire.call(REGISTER, request, [file.fd]), "not_found", "device_uuid")
             expect(wire.call(REGISTER, request), "invalid_argument", "region_descriptor")
-        assert eventually(lambda: own_descriptors() == before)
+        assert eventually(lambda: own_descriptors() <= before)
 
 
 def test_exported_memory_goes_by_its_descriptor(house: House) -> None:
@@ -197,7 +197,7 @@ def test_grpc_cannot_carry_a_descriptor(house: House) -> None:
     with pytest.raises(UnsupportedError) as caught:
         servicer.export_buffer(mp.ExportBufferRequest(session=house.session.token, buffer=buffer.id), context)
     assert caught.value.rule == "export_descriptor"
-    assert own_descriptors() == before
+    assert own_descriptors() <= before
 
 
 def test_operands_of_two_places_do_not_bind(house: House, file: MemoryFile) -> None:

@@ -102,7 +102,7 @@ def test_the_death_of_a_process_unmaps_its_memory_everywhere(apart: ServerProces
     process.kill()
     process.wait()
     process.stdout.close()
-    assert eventually(lambda: mapped(worker) == 0, timeout=1.0)
+    assert eventually(lambda: mapped(worker) == 0)
     assert worker_of(apart) == worker
 
 

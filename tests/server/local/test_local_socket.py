@@ -6,11 +6,11 @@ import os
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_engine import BEGUN
 from local_harness import (
     ATTACH,
     BIND,
@@ -343,11 +343,12 @@ def test_a_launch_that_waits_too_long_is_given_up(
 ) -> None:
     first, second = connect(), connect()
     region = first.register(file)
-    slow = first.bind(client.plan(seconds=0.5), in_region(region), in_region(region, 128))
+    slow = first.bind(client.plan(held=1), in_region(region), in_region(region, 128))
     late = first.bind(client.plan(), in_region(region, 256), in_region(region, 512), timeout_ms=1)
     first.send(launches(slow, flags=REPLY))
-    time.sleep(0.1)
+    assert eventually(lambda: file.bytes[128] == BEGUN)
     expect(second.launch(late), "deadline_exceeded", "deadline")
+    file.bytes[128] = 0
     reply = first.receive()
     assert reply is not None
     assert reply.error is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,9 +41,9 @@ class House:
         self.served: Counter[tuple[str, Any]] = Counter()
         """What the shared thread had to do, by the thread that did it, and how that ended."""
 
-    def plan(self, seconds: float = 0.0) -> int:
+    def plan(self, held: bool = False) -> int:
         desc = TensorDesc.of("fp32", (16,))
-        request = OperationRequest("copy", {"x": desc}, {"y": desc}, {"seconds": seconds} if seconds else {})
+        request = OperationRequest("copy", {"x": desc}, {"y": desc}, {"held": 1.0} if held else {})
         return self.service.plan(self.session.token, request, Selection(), Call())[0]
 
     def connect(self) -> Wire:
@@ -76,7 +75,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     yield made
     assert made.server.close(timeout=5)
     made.service.close()
-    assert made.sessions.close_all(timeout=1)
+    assert made.sessions.close_all(timeout=30)
     assert THREAD not in {thread.name for thread in threading.enumerate()}
 
 
@@ -149,15 +148,14 @@ def test_long_launches_and_those_that_wait_hold_up_nobody(house: House, files: l
     with house.connect() as one, house.connect() as two, house.connect() as three:
         short = [house.launched(wire, file) for wire, file in zip((one, two, three), files, strict=False)]
         region = one.register(files[3])
-        slow = one.bind(house.plan(0.4), in_region(region), in_region(region, 64))
+        slow = one.bind(house.plan(held=True), in_region(region), in_region(region, 64))
         house.launched(one, files[0])
         one.send(HEADER.pack(LAUNCH, TIME, 0, 7, slow))
         assert eventually(lambda: files[3].bytes[64] == BEGUN)
-        begun = time.monotonic()
         two.send(HEADER.pack(LAUNCH, TIME, 0, 8, short[1]))  # which has to wait: only one runs at a time
         for _ in range(3):
             expect(three.launch(4711), "not_found", "binding_id")
-        assert time.monotonic() - begun < 0.3
+        files[3].bytes[64] = 0  # now the long one ends
         for wire, sequence in ((one, 7), (two, 8)):
             reply = wire.receive()
             assert reply is not None and reply.error is None and reply.sequence == sequence
@@ -177,7 +175,7 @@ def test_who_reads_no_replies_is_given_up_alone(house: House, files: list[Memory
         assert eventually(lambda: house.served[THREAD, "reply"] == 1)
         for _ in range(20):
             assert healthy.launch(bindings[1]).error is None
-        assert eventually(lambda: len(house.server) == 1, timeout=3)
+        assert eventually(lambda: len(house.server) == 1)
 
 
 def test_connections_that_were_lent_end_with_their_client_session_and_server(

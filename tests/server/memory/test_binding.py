@@ -59,7 +59,7 @@ def house(request: pytest.FixtureRequest, kind: str) -> Iterator[House]:
     house = House(kind, file)
     yield house
     house.service.close()
-    assert house.sessions.close_all(timeout=1)
+    assert house.sessions.close_all(timeout=30)
     assert not house.device.live, "no device memory is left behind"
     file.close()
 

@@ -102,7 +102,7 @@ def house() -> Iterator[House]:
     made = House()
     yield made
     made.service.close()
-    assert made.sessions.close_all(timeout=1)
+    assert made.sessions.close_all(timeout=30)
     for device in (made.one, made.two):
         assert not device.live
         assert not device.mapped, "nothing stays mapped"

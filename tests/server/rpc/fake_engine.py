@@ -19,6 +19,7 @@ from typing import Any
 from tilewright_kit.contract.device import Buffer, DeviceInfo
 from tilewright_kit.contract.problem import Operand, OperationRequest, Role
 from tilewright_kit.types.errors import (
+    DeviceError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
@@ -31,7 +32,10 @@ from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.shm import view
 
 BEGUN = 0xBE
-"""What launches that take their time put into the first byte of their output as they begin."""
+"""What launches that take their time put into the first byte of their output as they begin. Those that are ``held``
+end when another byte is there."""
+HELD_S = 120
+"""The longest time for which a launch is held."""
 
 
 class FakeDevice:
@@ -67,6 +71,7 @@ class FakeDevice:
 class FakePrepared:
     operands: tuple[Operand, ...]
     seconds: float
+    held: bool
     device: DeviceInfo
     kernels: tuple[str, ...] = ("copy_kernel",)
     notes: tuple[str, ...] = ()
@@ -128,9 +133,9 @@ class FakeEngine:
         y = request.outputs.get("y", x)
         if (y.dtype, y.shape) != (x.dtype, x.shape):
             raise InvalidArgumentError("y must be like x", field="y")
-        seconds = request.attributes.get("seconds", 0.0)
+        seconds, held = (float(request.attributes.get(name, 0.0)) for name in ("seconds", "held"))  # type: ignore[arg-type]
         operands = (Operand("x", x, Role.INPUT), Operand("y", y, Role.OUTPUT))
-        return FakePrepared(operands, float(seconds), self.device.info)  # type: ignore[arg-type]
+        return FakePrepared(operands, seconds, bool(held), self.device.info)
 
     def current(self, prepared: Any, call: Call) -> Any:
         return prepared
@@ -143,8 +148,12 @@ class FakeEngine:
         with self._idle:
             self._active += 1
         try:
-            if not self._running.acquire(blocking=call.patient):
-                raise WouldWaitError
+            if not self._running.acquire(blocking=False):
+                if not call.patient:
+                    raise WouldWaitError
+                if not self._running.acquire(timeout=call.remaining()):
+                    call.check()
+                    raise DeviceError("a deadline that has passed is to be told")
             try:
                 call.check()
                 return self._copy(prepared, addresses)
@@ -158,16 +167,21 @@ class FakeEngine:
 
     def _copy(self, prepared: Any, addresses: Sequence[int]) -> Outcome:
         x, y = prepared.operands
+        begun = time.monotonic_ns()
+        if (prepared.seconds or prepared.held) and y.desc.size:
+            ctypes.memset(addresses[1], BEGUN, 1)
         if prepared.seconds:
-            if y.desc.size:
-                ctypes.memset(addresses[1], BEGUN, 1)
             time.sleep(prepared.seconds)
+        while prepared.held and ctypes.string_at(addresses[1], 1)[0] == BEGUN:
+            if time.monotonic_ns() > begun + HELD_S * 1e9:
+                raise DeviceError("nobody let this launch end")
+            time.sleep(0.001)
         if x.desc.size == 0:
             return Outcome(0)
         size = x.desc.dtype.bytes
         if x.desc.is_contiguous and y.desc.is_contiguous:
             ctypes.memmove(addresses[1], addresses[0], x.desc.nbytes)
-            return Outcome(max(1, int(prepared.seconds * 1e9)))
+            return Outcome(max(1, int(prepared.seconds * 1e9), prepared.held * (time.monotonic_ns() - begun)))
         for index in _indices(x.desc.shape):
             source = sum(i * s for i, s in zip(index, x.desc.strides, strict=True)) * size
             target = sum(i * s for i, s in zip(index, y.desc.strides, strict=True)) * size

@@ -97,7 +97,7 @@ class ServerProcess:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 15) -> int:
+    def wait(self, timeout: float = 60) -> int:
         return self.process.wait(timeout)
 
     def stop(self) -> int:
@@ -259,7 +259,7 @@ def refused(code: str, rule: str = "", text: str = "") -> Iterator[list[error_pb
     assert text in found[0].message
 
 
-def eventually(condition: Any, timeout: float = 10.0) -> bool:
+def eventually(condition: Any, timeout: float = 30.0) -> bool:
     """Whether ``condition`` becomes true in time, which is long, for busy machines."""
     deadline = time.monotonic() + timeout
     while not condition():

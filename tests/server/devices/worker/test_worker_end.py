@@ -232,7 +232,7 @@ def test_worker_that_cannot_open_the_device_is_an_error_and_leaves_nothing(bench
     before = descriptors(os.getpid())
     with pytest.raises((UnavailableError, InternalError)):
         open_with(bench, name)
-    eventually(lambda: descriptors(os.getpid()) == before)
+    eventually(lambda: descriptors(os.getpid()) <= before)
     assert children() == {bench.device.pid}
 
 
@@ -273,19 +273,19 @@ def test_a_process_that_cannot_be_started_is_told_and_leaves_nothing(
         patch.setattr(f"tilewright_server.devices.worker.process.{what}", failing)
         WorkerDevice(info, spec)
     assert (caught.value.rule, caught.value.retry_after_s) == ("device_worker", 1.0)
-    eventually(lambda: descriptors(os.getpid()) == before)
+    eventually(lambda: descriptors(os.getpid()) <= before)
     WorkerDevice(info, spec).close()
 
 
 def test_closing_leaves_no_process_thread_or_descriptor(bench: Bench) -> None:
-    before = descriptors(os.getpid()), threading.active_count()
+    before, threads = descriptors(os.getpid()), threading.active_count()
     device = WorkerDevice(bench.device.info, bench.device._spec)
     device.allocate(100)
     pid = device.pid
     device.close()
     device.close()
     assert not Path(f"/proc/{pid}").exists()
-    eventually(lambda: (descriptors(os.getpid()), threading.active_count()) == before)
+    eventually(lambda: descriptors(os.getpid()) <= before and threading.active_count() <= threads)
 
 
 def test_closing_does_not_wait_for_ever_for_a_kernel(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def open_with(bench: Bench, name: str) -> WorkerDevice:
     return WorkerDevice(bench.device.info, spec, bench.losses.append)
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
