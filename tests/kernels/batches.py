@@ -26,7 +26,7 @@ _INCLUDE = re.compile(r'^#include "[^"]+"\n', re.MULTILINE)
 
 
 def faults_of_units(units: Mapping[str, SourceUnit], arch: ArchSpec, toolchain: Toolchain, folder: Path) -> list[str]:
-    """What is wrong with units of one kernel each, by name: those that do not build, or not within their registers."""
+    """Faults of units of one kernel each, by name: those that do not build, or not within their registers."""
 
     def judge(numbered: tuple[int, list[str]]) -> list[str]:
         number, names = numbered
@@ -55,7 +55,7 @@ def _head(unit: SourceUnit) -> str:
 
 
 def _alike(unit: SourceUnit) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """What units have in common that may be joined."""
+    """Traits that units share which may be joined."""
     return _head(unit), tuple(unit.flags), tuple(sorted(unit.defines.items()))
 
 
@@ -92,7 +92,7 @@ def _faults(units: Mapping[str, SourceUnit], arch: ArchSpec, toolchain: Toolchai
 
 
 def _fault(facts: KernelFacts, arch: ArchSpec, *, spills: bool) -> str:
-    """What is wrong with what a kernel takes; empty if nothing is. ``spills``: were let through, so look for them."""
+    """Faults of what a kernel takes; empty if there are none. ``spills``: were let through, so look for them."""
     if spills and (facts.vgpr_spills or scratch_in_use(facts)):
         return f"{facts.vgpr_spills} registers are spilled, {scratch_in_use(facts)} bytes of memory"
     limit = arch.registers_per_thread(facts.max_workgroup)

@@ -42,7 +42,7 @@ class Tensor:
         return int(self.raw.ctypes.data) + self.start
 
     def overrun(self) -> bool:
-        """Whether bytes around the tensor, or between its elements, were written."""
+        """True if bytes around the tensor, or between its elements, were written."""
         if not self.margin:
             return False
         own = np.zeros(self.raw.size, dtype=bool)

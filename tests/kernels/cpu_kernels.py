@@ -33,7 +33,7 @@ def compiler() -> list[str]:
 
 
 def as_servers_build(arch: ArchSpec) -> list[str]:
-    """What a server tells this compiler of optimisation and code."""
+    """Flags of optimisation and code that a server gives this compiler."""
     flags = CpuToolchain([INCLUDE]).flags(SourceUnit("kernel", "c++", "", {}), arch)
     return [flag for flag in flags if flag.startswith(("-O", "-f"))]
 
@@ -99,7 +99,7 @@ class CpuKernels:
             thread.join()
 
     def workspace(self, stage: Stage, plan: ExecutionPlan) -> int:
-        """What the kernel of a stage itself says it needs."""
+        """Needs of a stage, as its kernel states them."""
         library, unit = self.kernel(stage.config)
         function = getattr(library, unit.entries["workspace"])
         function.restype = ctypes.c_int64

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from contents import content
+
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_server.build.cache.artifacts import artifact_key
@@ -69,7 +71,7 @@ def gate_of(
     """The gate of a set. ``judges``: the modules that hold the gates. Raises ``ToolchainMissingError``."""
     digest = hashlib.sha256()
     for judge in judges:
-        digest.update(judge.read_bytes())
+        digest.update(content(judge))
     for key in sorted(artifact_key(unit, arch, toolchain) for unit in units):
         digest.update(key.encode())
     return Gate(name, toolchain.identity(), digest.hexdigest())

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from contents import content
 
 import tilewright_arch
 from tilewright_emulator.code.compiler import have_objdump, tool
@@ -77,10 +78,10 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
 }  # fmt: skip
-"""What the tests of an area read beside ``EVERY``, and its files of tests."""
+"""Sources that the tests of an area read beside ``EVERY``, and its files of tests."""
 FILES = {f"tests/{area}/{name}.py": own for area, (own, names) in AREAS.items() for name in names}
 SUFFIXES = frozenset({".c", ".cpp", ".csv", ".h", ".hpp", ".in", ".json", ".jsonl", ".map", ".npz", ".py", ".toml"})
-"""Of sources; others are made from them."""
+"""Suffixes of sources; other files are made from them."""
 PACKAGES = ("hypothesis", "ml_dtypes", "numpy", "nvidia-cuda-nvrtc", "pytest", "ziglang")
 
 
@@ -116,7 +117,7 @@ class Recorder:
         asked = [Path(each) for each in config.args]
         files = [file for file in FILES if whole and any(Path(file).is_relative_to(each) for each in asked)]
         self._states = {file: state(file) for file in files}
-        """Of before the tests: what is edited while they run did not pass."""
+        """States before the tests: what is edited while they run did not pass."""
         self._passed: set[str] = set()
         self._failed: set[str] = set()
 
@@ -139,11 +140,11 @@ class Recorder:
 
 @functools.cache
 def _digest(place: str) -> str:
-    """Of all sources in a folder, or of a file; records are none."""
+    """Digest of all sources in a folder, or of a file; records are none. Prose of Python is not part of it."""
     path, digest = ROOT / place, hashlib.sha256()
     for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if each.suffix in SUFFIXES and each.is_file() and each not in (RECORD, RECORD.with_name("gated.json")):
-            digest.update(each.relative_to(ROOT).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
+            digest.update(each.relative_to(ROOT).as_posix().encode() + b"\0" + content(each) + b"\0")
     return digest.hexdigest()
 
 

@@ -45,11 +45,11 @@ class Shipped:
     rules: RuleBook[Any]
     generate: Callable[[Any, ArchSpec], SourceUnit]
     threads: Callable[[Any, ArchSpec], int]
-    """Of a workgroup."""
+    """Threads of a workgroup."""
     has_matrix: Callable[[Any, ArchSpec], bool]
-    """Whether the main loop is to have matrix instructions, on AMD GPUs."""
+    """True if the main loop is to have matrix instructions, on AMD GPUs."""
     spills: Callable[[KernelFacts], object]
-    """Whether a kernel keeps values in memory, on AMD GPUs; on the others such a kernel does not build."""
+    """True if a kernel keeps values in memory, on AMD GPUs; on the others such a kernel does not build."""
     shared: Callable[[Any, ArchSpec], int] = lambda _config, _arch: 0
     """Bytes of shared memory that a launch asks for."""
     sample: int = 4
@@ -94,7 +94,7 @@ class Shipped:
             return [text for text in pool.map(judge, enumerate(configs)) if text]
 
     def _cuda_fault(self, config: Any, arch: ArchSpec, compiled: Compiled, unit: SourceUnit) -> str:
-        """What is wrong with a kernel; empty if nothing is."""
+        """Faults of a kernel; empty if there are none."""
         registers = max(item.registers for item in resources_of(compiled.log))  # of all entries of the unit
         limit = arch.registers_per_thread(self.threads(config, arch))
         return f"{registers} registers, not {limit}" if registers > limit else ""

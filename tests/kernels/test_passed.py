@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from contents import content
 from passed import FILES, MARKS, ROOT, SUFFIXES, reads
 
 pytestmark = pytest.mark.extended
@@ -110,6 +111,33 @@ def test_every_kind_of_source_is_part_of_the_digest() -> None:
             path.suffix for path in (ROOT / place).rglob("*") if path.is_file() and "__pycache__" not in path.parts
         }
         assert kinds <= SUFFIXES | made, place
+
+
+WORDS = '''
+"""A module."""
+# A comment
+LIMIT = 1  # of some kind
+"""Its unit."""
+def f(x="# no comment"):
+    """Return it.
+
+    At length.
+    """
+    return """kept""", x
+'''
+
+
+def test_prose_of_python_is_no_part_of_the_digest(tmp_path: Path) -> None:
+    path, kernel = tmp_path / "a.py", tmp_path / "a.hpp"
+    path.write_text(WORDS)
+    assert " ".join(content(path).decode().split()) == 'LIMIT = 1 def f(x="# no comment"): return """kept""", x'
+    for one, other in ("LIMIT = 1", "LIMIT = 2"), ("kept", "kept # too"), ("no comment", "comment"):
+        before = content(path)
+        path.write_text(WORDS.replace(one, other))
+        assert content(path) != before
+        path.write_text(WORDS)
+    kernel.write_text("// bytes\n")
+    assert content(kernel) == b"// bytes\n"
 
 
 def run(folder: Path, *options: str) -> str:
