@@ -10,13 +10,16 @@ from .reading import Fields
 
 @dataclass(frozen=True, slots=True)
 class MatrixRate:
-    """One matrix instruction: ``blocks`` products of m x n x k, done by one wave in ``cycles`` of its SIMD."""
+    """One matrix instruction: ``blocks`` products of m x n x k, done by one wave in ``cycles`` of its SIMD; of two
+    operands of fewer than 8 bits in ``narrow_cycles``.
+    """
 
     m: int
     n: int
     k: int
     blocks: int
     cycles: int
+    narrow_cycles: int
 
     @property
     def flops(self) -> int:
@@ -85,7 +88,9 @@ def read_rates(fields: Fields, lds_banks: int) -> Rates:
 
 def _matrix(entry: Fields) -> MatrixRate:
     m, n, k = _triple(entry)
-    rate = MatrixRate(m, n, k, entry.integer("blocks", 1, minimum=1), entry.integer("cycles", minimum=1))
+    cycles = entry.integer("cycles", minimum=1)
+    narrow = entry.integer("narrow_cycles", cycles, minimum=1)
+    rate = MatrixRate(m, n, k, entry.integer("blocks", 1, minimum=1), cycles, narrow)
     entry.finish()
     return rate
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tilewright.tensor.resident import PackedTensor, ResidentTensor
     from tilewright.transport.tracing import trace_launches
     from tilewright.types.dtypes import DTYPES
+    from tilewright.types.narrow import pack_narrow, unpack_narrow
     from tilewright.types.report import Report, Timing
     from tilewright.types.spec import Spec
 
@@ -115,9 +116,11 @@ __all__ = [
     "int4_from_gptq",
     "load_bundle",
     "pack_int4",
+    "pack_narrow",
     "quantize_int4",
     "trace_launches",
     "unpack_int4",
+    "unpack_narrow",
 ]
 
 # As the imports for type checkers above.
@@ -141,6 +144,7 @@ _PLACES = {
         "tensor.resident": "PackedTensor ResidentTensor",
         "transport.tracing": "trace_launches",
         "types.dtypes": "DTYPES",
+        "types.narrow": "pack_narrow unpack_narrow",
         "types.report": "Report Timing",
         "types.spec": "Spec",
     }.items()

@@ -76,3 +76,40 @@ def test_scales_that_do_not_fit_are_rejected_with_what_would_do(
     with pytest.raises(tw.InvalidArgumentError) as caught:
         client.gemm(a, b, **{"scale_block": SQUARES, **scales, **changes})
     assert caught.value.rule == rule and caught.value.fix
+
+
+@pytest.mark.parametrize(("left", "right"), [("fp4", "fp4"), ("bf6", "fp6"), ("fp8", "fp4")])
+def test_values_of_fewer_than_8_bits_come_as_ml_dtypes_or_as_packed_bytes(
+    client: tw.Client, left: str, right: str
+) -> None:
+    types = {"fp4": "float4_e2m1fn", "fp6": "float6_e2m3fn", "bf6": "float6_e3m2fn", "fp8": "float8_e4m3fn"}
+    a, w = (random(rows, 70).astype(getattr(ml_dtypes, types[form])) for rows, form in ((5, left), (40, right)))
+    exponents = [np.random.default_rng(rows).integers(122, 132, (rows, 3)).astype(np.uint8) for rows in (5, 40)]
+    wide = [np.ldexp(np.float32(1), np.repeat(bytes_.astype(int), 32, 1)[:, :70] - 127) for bytes_ in exponents]
+    truth = (a.astype(np.float32) * wide[0]) @ (w.astype(np.float32) * wide[1]).T
+    scales = {"scale_a": exponents[0], "scale_b": exponents[1]}
+    blocks = {"scale_block": ((1, 32), (1, 32)), "out_dtype": "fp32"}
+    seen = client.gemm(a, w.T, **blocks, **scales)
+    close(seen, truth, 1e-3)
+    forms = {f"{side}_format": form for side, form in (("a", left), ("b", right)) if form != "fp8"}
+    packed = [tw.pack_narrow(x).view(np.uint8) if form != "fp8" else x for x, form in ((a, left), (w, right))]
+    np.testing.assert_array_equal(client.gemm(packed[0], packed[1].T, **blocks, **forms, **scales), seen)
+    lists = {name: [value] for name, value in scales.items()}
+    np.testing.assert_array_equal(client.grouped_gemm([a], [w.T], **blocks, **lists)[0], seen)
+    if right != "fp8":
+        np.testing.assert_array_equal(tw.unpack_narrow(packed[1], right, 70), w)
+
+
+def test_formats_that_do_not_fit_their_arrays_are_rejected(client: tw.Client) -> None:
+    four = np.zeros((4, 32), ml_dtypes.float4_e2m1fn)
+    exponents = np.full((4, 1), 127, np.uint8)
+    words = {"scale_block": ((1, 32), (1, 32)), "scale_a": exponents, "scale_b": exponents}
+    for call in (
+        lambda: client.gemm(four, four.T, a_format="fp6", **words),
+        lambda: tw.pack_narrow(np.zeros((4, 32), np.float32)),
+        lambda: tw.unpack_narrow(tw.pack_narrow(four), "fp4", 16),
+        lambda: tw.unpack_narrow(tw.pack_narrow(four), "fp5", 32),
+    ):
+        with pytest.raises(tw.InvalidArgumentError) as caught:
+            call()
+        assert caught.value.rule == "narrow_values" and caught.value.fix

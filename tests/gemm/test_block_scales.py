@@ -19,6 +19,7 @@ import tilewright_arch
 from tilewright_gemm.commands.command import BLOCKS
 from tilewright_gemm.config.block_scales import SCALES
 from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.config.narrow import NARROW
 from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
 from tilewright_gemm.plugin import GemmOperation
@@ -62,10 +63,17 @@ def drawn(problem: GemmProblem, seed: int = 7) -> dict[str, Array]:
     return found
 
 
-def compared(problem: GemmProblem, inputs: Mapping[str, Array], views: Mapping[str, Array], name: str) -> None:
-    """Elements are as close as sums of that magnitude can be."""
+def compared(
+    problem: GemmProblem,
+    inputs: Mapping[str, Array],
+    views: Mapping[str, Array],
+    name: str,
+    more: Mapping[str, Array] | None = None,
+) -> None:
+    """Elements are as close as sums of that magnitude can be. ``more``: positive forms of inputs that are bytes."""
     truth = GEMM.reference(problem, inputs)
     positive = {key: x if x.dtype == np.int8 else np.abs(np.asarray(x).astype(np.float64)) for key, x in inputs.items()}
+    positive |= more or {}
     magnitude = GEMM.reference(problem, positive)  # exponents stand for positive factors
     for item in problem.operands:
         if item.role is Role.OUTPUT:
@@ -174,7 +182,8 @@ def test_the_set_has_every_kind_of_blocks_and_no_default_kernel() -> None:
     for name in ("x86-64-v3", "sm_90a", "gfx942", "gfx950"):
         arch = tilewright_arch.load(name)
         found = KERNEL_SETS["block_scaled"].expand(arch, GEMM.rules)
-        assert {config.scale_b for config in found} == {pair[1] for pair in SCALES.values()}
+        narrow = {form.scale_b for form in NARROW.values()}
+        assert {config.scale_b for config in found} == {pair[1] for pair in SCALES.values()} | narrow
         assert all(config.block_scaled for config in found)
         names = {config.name for config in found}
         assert len(names) == len(found) and all("scaleA1x" in item for item in names)

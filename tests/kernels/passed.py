@@ -59,7 +59,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "test_block_scales", "test_execution", "test_exponent_scales", "test_gpu_codegen", "test_gpu_emulated",
             "test_hip_candidates", "test_hip_codegen", "test_hip_cost", "test_hip_emulated", "test_hip_packed",
-            "test_hip_rules", "test_int4", "test_sets",
+            "test_hip_rules", "test_int4", "test_narrow", "test_sets",
         ),
     ),
     "conv": (

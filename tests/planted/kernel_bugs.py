@@ -11,6 +11,7 @@ GPU = "native/include/tilewright/gpu"
 AMD = f"{GPU}/amd"
 AMD_LOOPS = "tests/native/test_amd_pipelines.py"
 EXPONENTS = f"{GPU}/gemm/exponents.hpp"
+NARROW_TESTS = "tests/gemm/test_narrow.py::test_amd_kernels_multiply_packed_values"
 EXPONENT_TESTS = "tests/gemm/test_exponent_scales.py::test_amd_kernels_scale_every_block"
 
 KERNEL_BUGS = [
@@ -234,5 +235,41 @@ KERNEL_BUGS = [
         "j0 + at.n0, range.begin, at.lane)",
         "j0 + at.n0, 0, at.lane)",
         f"{EXPONENT_TESTS} -k slices",
+    ),
+    # operands of fewer than 8 bits
+    Bug(
+        "CPU, narrow: the rest of a value in the next byte is left out",
+        f"{CPU}/gemm/narrow.hpp",
+        "if (bit % 8 + kBits > 8) code |=",
+        "if (bit % 8 + kBits > 16) code |=",
+        "tests/gemm/test_narrow.py -k cpu_kernels",
+    ),
+    Bug(
+        "AMD, narrow: subnormal values count twice",
+        "native/include/tilewright/core/narrow.hpp",
+        "kLeast = E::bias - 1 + kMantissa;",
+        "kLeast = E::bias - 2 + kMantissa;",
+        f"{NARROW_TESTS} -k fnuz",
+    ),
+    Bug(
+        "AMD, narrow: a lane gives the values of another block",
+        f"{AMD}/narrow.hpp",
+        "const int byte = (kk * kGroups + group) * lane_bytes",
+        "const int byte = (kk * kGroups + (group ^ 1)) * lane_bytes",
+        f"{NARROW_TESTS} -k fp6",
+    ),
+    Bug(
+        "AMD, narrow: 6-bit values in the other format",
+        "native/include/tilewright/core/narrow.hpp",
+        "struct bf6 : NarrowFloat<3, 2, 3> {};",
+        "struct bf6 : NarrowFloat<3, 2, 2> {};",
+        f"{NARROW_TESTS} -k fp6",
+    ),
+    Bug(
+        "AMD, narrow: bytes of the next line count as values",
+        f"{GPU}/gemm/narrow.hpp",
+        "byte < min_of(left - w * 4, 4)",
+        "byte < 4",
+        f"{NARROW_TESTS} -k fnuz",
     ),
 ]

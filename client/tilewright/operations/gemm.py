@@ -23,6 +23,7 @@ from tilewright.tensor.resident import PackedTensor
 from tilewright.transport.rpc import Flow
 from tilewright.types.arguments import number
 from tilewright.types.dtypes import DTypeLike, dtype_name
+from tilewright.types.narrow import NARROW, format_of, pack_narrow
 from tilewright.types.spec import Array, Spec, as_array
 
 if TYPE_CHECKING:
@@ -57,6 +58,25 @@ def _int4(b: Any, b_format: str | None, scale_b: Any, zero_b: Any) -> tuple[Any,
     return b, b_format, scale_b, zero_b
 
 
+def _narrow(name: str, operand: Any, form: str | None) -> tuple[Any, str | None]:
+    """An operand of fewer than 8 bits as packed bytes, and its format. ``name``: ``a``, whose values lie along rows, or
+    ``b``, along columns. Others are as they were given.
+    """
+    own = format_of(operand)
+    if own is None:
+        return (_signed(operand) if form in NARROW else operand), form
+    if form not in (None, own):
+        raise InvalidArgumentError(
+            f"{name} is {operand.dtype}, which is {own}",
+            field=f"{name}_format",
+            value=form,
+            rule="narrow_values",
+            fix=f"leave {name}_format out, or pass packed bytes",
+        )
+    packed = pack_narrow(operand) if name == "a" else pack_narrow(operand.swapaxes(-1, -2)).swapaxes(-1, -2)
+    return packed, own
+
+
 def _signed(array: Any) -> Any:
     """The same bytes as int8."""
     dtype = getattr(array, "dtype", None)
@@ -71,6 +91,7 @@ def attributes(
     *,
     split_k: int | None = None,
     scale_block: Blocks | None = None,
+    a_format: str | None = None,
     b_format: str | None = None,
     tensors: Iterable[Any] = (),
     **words: Any,
@@ -81,8 +102,7 @@ def attributes(
     found = elementwise(**words)
     if scale_block is not None:
         found["scale_block"] = _blocks(scale_block)
-    if b_format is not None:
-        found["b_format"] = b_format
+    found |= {name: form for name, form in (("a_format", a_format), ("b_format", b_format)) if form is not None}
     if (least := alignment(tensors)) is not None:
         found["alignment"] = least
     if split_k is not None:
@@ -161,6 +181,7 @@ def _gemm(
     scale_a: Operand | float | None = None,
     scale_b: Operand | float | None = None,
     zero_b: Operand | None = None,
+    a_format: str | None = None,
     b_format: str | None = None,
     scale_block: Blocks | None = None,
     out_dtype: DTypeLike | None = None,
@@ -184,8 +205,11 @@ def _gemm(
     products of fp8 have one for each block: ``scale_a`` is ``[..., M, ceil(K / 128)]``, ``scale_b`` ``[...,
     ceil(N / 128), ceil(K / 128)]``, or with ``((1, 128), (1, 128))`` ``[..., N, ceil(K / 128)]``. ``b`` may be 4-bit
     weights in groups of 128, ``Int4Weights`` of ``quantize_int4``, beside an ``a`` of fp16, bf16, fp8 or int8; or their
-    arrays, with ``b_format="int4_128"``, ``scale_b`` and maybe ``zero_b``. ``out_dtype`` is what
-    the result is to be; ``out`` is an array to write it into, in place if it is in shared memory or on a GPU. Without
+    arrays, with ``b_format="int4_128"``, ``scale_b`` and maybe ``zero_b``. With blocks of 32 ``a`` and ``b`` may have
+    values of fewer than 8 bits: arrays of ``float4_e2m1fn``, ``float6_e2m3fn`` or ``float6_e3m2fn`` of ``ml_dtypes``,
+    which are packed at every call, or what ``pack_narrow`` makes of them (of ``b`` the transposed view of packed
+    ``[N, K]``), with ``a_format`` and ``b_format`` "fp4", "fp6" or "bf6". ``out_dtype`` is what the result is to be;
+    ``out`` is an array to write it into, in place if it is in shared memory or on a GPU. Without
     ``out`` the result is a fresh array in shared memory; for operands on a GPU it is a fresh one there, of the library
     that made them if that is PyTorch or CuPy, else a ``DeviceArray``. The other arguments, and the errors, are those of
     ``run``.
@@ -198,6 +222,7 @@ def _gemm(
         out = _lifted(out, lone)
     c = _scaled(c, beta)
     b, b_format, scale_b, zero_b = _int4(b, b_format, scale_b, zero_b)
+    (a, a_format), (b, b_format) = _narrow("a", a, a_format), _narrow("b", b, b_format)
     alpha, scale_a, scale_b = fold_scales(a, alpha, scale_a, scale_b)
     inputs, target = operands(a, b, bias, c, d, scale_a, scale_b, zero_b), writable(out)
     words = attributes(
@@ -210,6 +235,7 @@ def _gemm(
         out_dtype=out_dtype,
         split_k=split_k,
         scale_block=scale_block,
+        a_format=a_format,
         b_format=b_format,
         tensors=(inputs["a"], inputs["b"], target),
     )
@@ -265,6 +291,7 @@ def _grouped_gemm(
     scale_a: Sequence[Any] | None = None,
     scale_b: Sequence[Any] | None = None,
     zero_b: Sequence[Any] | None = None,
+    a_format: str | None = None,
     b_format: str | None = None,
     scale_block: Blocks | None = None,
     out_dtype: DTypeLike | None = None,
@@ -291,16 +318,18 @@ def _grouped_gemm(
                 fix="give one entry for each group",
             )
     inputs: dict[str, Any] = {}
-    form = b_format
+    form_a, form = a_format, b_format
     for group in range(count):
+        own_a, form_a = _narrow("a", a[group], a_format)
         own_b, form, own_scale, own_zero = _int4(
             b[group],
             b_format,
             scale_b[group] if scale_b is not None else None,
             zero_b[group] if zero_b is not None else None,
         )
+        own_b, form = _narrow("b", own_b, form)
         inputs |= operands(
-            a[group],
+            own_a,
             own_b,
             bias[group] if bias is not None else None,
             _scaled(c[group] if c is not None else None, beta),
@@ -322,6 +351,7 @@ def _grouped_gemm(
         out_dtype=out_dtype,
         split_k=split_k,
         scale_block=scale_block,
+        a_format=form_a,
         b_format=form,
         tensors=(*(value for name, value in inputs.items() if name[0] in "ab" and name[1] == "["), *written.values()),
     )

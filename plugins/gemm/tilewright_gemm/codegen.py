@@ -9,6 +9,7 @@ from tilewright_arch import ArchSpec
 from tilewright_gemm import __version__
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.int4 import INT4_RING, scale_struct
+from tilewright_gemm.config.narrow import narrow_a, narrow_b
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.pipelines.records import pipeline_of
 from tilewright_gemm.pipelines.rulebook import RULES
@@ -92,6 +93,8 @@ def config_struct(config: GemmConfig, arch: ArchSpec) -> str:
 def _header(config: GemmConfig) -> str:
     if config.int4:
         return "int4_ring" if config.pipeline == INT4_RING else "int4"
+    if config.narrow:
+        return "narrow"
     return "scaled" if config.block_scaled else "gemm"
 
 
@@ -99,6 +102,10 @@ def _kernel(config: GemmConfig) -> str:
     """The configuration that a kernel is made of, of the struct ``Config`` of its unit."""
     if config.int4:
         return scale_struct(config.scale_b, "Config")
+    if config.narrow:
+        forms = (narrow_a(config.scale_a), config.a), (narrow_b(config.scale_b), config.b)
+        a, b = (f"tw::{form.name if form else dtype}" for form, dtype in forms)
+        return f"tw::Stored<{a}>::And<{b}>::Of<Config>"
     return f"tw::Scaled{config.scale_b}<Config>" if config.block_scaled else "Config"
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "LAYOUTS",
     "MAX_D",
     "UNARY_ALIASES",
+    "AFormat",
     "BFormat",
     "Binary",
     "Epilogue",
@@ -46,18 +47,24 @@ __all__ = [
 
 
 class ScaleA(Word):
-    """Scale on A's side: none, one fp32 value, one for each row, or one for each block of A (``block_scales``)."""
+    """Scale on A's side: none, one fp32 value, one for each row, or one for each block of A (``block_scales``), whose
+    values have the format that is named (``narrow``).
+    """
 
     NONE = "none"
     TENSOR = "tensor"
     ROW = "row"
     BLOCK_1X128 = "1x128"
     BLOCK_1X32 = "1x32"
+    FP4_1X32 = "1x32fp4"
+    FP6_1X32 = "1x32fp6"
+    BF6_1X32 = "1x32bf6"
 
 
 class ScaleB(Word):
-    """Scale on B's side: none, one fp32 value, one for each column, one for each block of B (``block_scales``), or one
-    for each group of packed 4-bit weights, of the type that is named, with zero points or without (``int4``).
+    """Scale on B's side: none, one fp32 value, one for each column, one for each block of B (``block_scales``), whose
+    values have the format that is named (``narrow``), or one for each group of packed 4-bit weights, of the type that
+    is named, with zero points or without (``int4``).
     """
 
     NONE = "none"
@@ -66,6 +73,9 @@ class ScaleB(Word):
     BLOCK_1X128 = "1x128"
     BLOCK_128X128 = "128x128"
     BLOCK_1X32 = "1x32"
+    FP4_1X32 = "1x32fp4"
+    FP6_1X32 = "1x32fp6"
+    BF6_1X32 = "1x32bf6"
     INT4_FP32 = "int4fp32"
     INT4_FP16 = "int4fp16"
     INT4_BF16 = "int4bf16"
@@ -74,11 +84,23 @@ class ScaleB(Word):
     INT4_BF16_ZEROS = "int4bf16z"
 
 
+class AFormat(Word):
+    """How A is stored: as its type says, or packed values of fewer than 8 bits (``narrow``)."""
+
+    PLAIN = "plain"
+    FP4 = "fp4"
+    FP6 = "fp6"
+    BF6 = "bf6"
+
+
 class BFormat(Word):
-    """How B is stored: as its type says, or as packed 4-bit weights in groups of 128 (``int4``)."""
+    """How B is stored: likewise, or as packed 4-bit weights in groups of 128 (``int4``)."""
 
     PLAIN = "plain"
     INT4 = "int4_128"
+    FP4 = "fp4"
+    FP6 = "fp6"
+    BF6 = "bf6"
 
 
 class ScaleBlock(Word):

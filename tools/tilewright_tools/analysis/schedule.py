@@ -9,7 +9,7 @@ the least that an iteration can take.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tilewright_arch import MatrixRate, Rates
@@ -61,10 +61,16 @@ class _Wave:
 def rate_of(instruction: Instruction, rates: Rates) -> MatrixRate:
     """The rate of a matrix instruction. Raises ``UnknownRateError``."""
     name = instruction.mnemonic.removesuffix("_e64").removesuffix("_e32")
-    found = rates.matrix.get(name)
+    found = rates.matrix.get(name.replace("v_mfma_scale_", "v_mfma_"))  # factors cost nothing
     if found is None:
         raise UnknownRateError(f"the arch states no rate of {name}")
-    return found
+    narrow = name.endswith("f8f6f4") and all(_is_narrow(instruction, side) for side in ("cbsz", "blgp"))
+    return replace(found, cycles=found.narrow_cycles) if narrow else found
+
+
+def _is_narrow(instruction: Instruction, side: str) -> bool:
+    """True if the first (``cbsz``) or the second operand has a format of fewer than 8 bits."""
+    return int(instruction.modifier(side) or 0) > 1
 
 
 def cycles_per_iteration(body: Sequence[Instruction], rates: Rates, wave_lanes: int, sharers: int = 1) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tilewright_gemm.config.block_scales import block_of, takes_exponents
+from tilewright_gemm.config.block_scales import block_of, has_exponents, takes_exponents
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.vocabulary import ScaleB
 from tilewright_kit.contract.device import DeviceInfo
@@ -20,7 +20,7 @@ def block_scaled(algorithms: Iterable[GemmConfig], device: DeviceInfo, scale_b: 
     """The algorithms that a block of k divides into whole steps, or is made one step of; those whose instructions take
     the factors, as they are.
     """
-    block, exponents = block_of(scale_b), scale_b is ScaleB.BLOCK_1X32
+    block, exponents = block_of(scale_b), has_exponents(scale_b)
     for config in algorithms:
         if device.arch.kind == "cpu":
             if config.pipeline == _CPU_PIPELINE:  # scaled values are fp32, also where 8 bits become pairs of bf16

@@ -14,8 +14,9 @@ are free. Sums within a block and the sum over blocks are fp32; alpha, bias, D a
 
 E8M0 is an exponent of 8 bits: byte ``e`` is 2**(e - 127), 255 is NaN; such scales are described as int8, bit by bit.
 Blocks of 32 with them are the MX formats of the Open Compute Project, which matrix instructions of gfx950 take as they
-are. Kernels may multiply an element by its scale, or both scales of a block by each other, before they multiply the
-rest: what comes of either is to lie within fp32.
+are; elements of fewer than 8 bits (``narrow``) differ in how they are stored. Kernels may multiply an element by its
+scale, or both scales of a block by each other, before they multiply the rest: what comes of either is to lie within
+fp32.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
+from tilewright_gemm.config.narrow import NARROW, widths
 from tilewright_gemm.vocabulary import ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
@@ -39,15 +41,19 @@ __all__ = [
     "columns_of_block",
     "exponents",
     "factors",
+    "has_exponents",
     "is_block_scaled",
+    "packed_bits",
+    "plain_scales",
     "scale_shapes",
     "takes_exponents",
+    "takes_packed",
 ]
 
 Array = npt.NDArray[Any]
 
 DTYPES = (DType.FP8, DType.BF8)
-"""Element types of A and B that have block scales."""
+"""Element types of A and B that have block scales; narrow formats count as fp8."""
 
 SCALES: dict[ScaleBlock, tuple[ScaleA, ScaleB]] = {
     ScaleBlock.ROWS_AND_COLUMNS: (ScaleA.BLOCK_1X128, ScaleB.BLOCK_1X128),
@@ -72,8 +78,11 @@ _BLOCKS = {
     ScaleB.BLOCK_1X128: Block(1, 128),
     ScaleB.BLOCK_128X128: Block(128, 128),
     ScaleB.BLOCK_1X32: Block(1, 32, DType.INT8),
+    **{item.scale_b: Block(1, 32, DType.INT8) for item in NARROW.values()},
 }
-_OF_A = (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32)
+_NARROW_A = tuple(item.scale_a for item in NARROW.values())
+_NARROW_B = tuple(item.scale_b for item in NARROW.values())
+_OF_A = (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32, *_NARROW_A)
 _NAN = 255
 _EXPONENT_TILES = ((16, 16, 128), (32, 32, 64))
 """Warp tiles of the matrix instructions that take factors of blocks of 32."""
@@ -91,10 +100,38 @@ def block_of(scale_b: ScaleB) -> Block:
     return _BLOCKS[scale_b]
 
 
+def has_exponents(scale_b: ScaleB) -> bool:
+    """True if B's scales are exponents of blocks of 32, whatever its format."""
+    return scale_b in _BLOCKS and _BLOCKS[scale_b].dtype is DType.INT8
+
+
+def plain_scales(scale_a: ScaleA, scale_b: ScaleB) -> tuple[ScaleA, ScaleB]:
+    """The kinds of scales of the same blocks of 8-bit floats."""
+    return (
+        ScaleA.BLOCK_1X32 if scale_a in _NARROW_A else scale_a,
+        ScaleB.BLOCK_1X32 if scale_b in _NARROW_B else scale_b,
+    )
+
+
 def takes_exponents(config: Any, arch: ArchSpec) -> bool:
     """True if the instructions of a kernel with blocks of 32 take their factors. ``config``: a ``GemmConfig``."""
     ordered = config.pipeline in _ORDERED_PIPELINES and config.pipeline in arch.pipelines
     return ordered and arch.kind == "hip" and config.warp_tile in _EXPONENT_TILES
+
+
+def takes_packed(config: Any, arch: ArchSpec) -> bool:
+    """True if they take both operands as they are stored, too."""
+    return packed_bits(config) > 0 and takes_exponents(config, arch)
+
+
+def packed_bits(config: Any) -> int:
+    """Bits of a value of A and of B that the matrix instructions of gfx950 take as they are stored; 0 if they are not
+    equal, or others do. Tiles whose lines are no power of two of chunks do not go straight to LDS.
+    """
+    a, b = widths(config.scale_a, config.scale_b)
+    straight = config.pipeline == "comp_async" and a & (a - 1) != 0
+    inside = config.pipeline in _ORDERED_PIPELINES and config.warp_tile in _EXPONENT_TILES
+    return a if a == b < 8 and inside and not straight else 0
 
 
 def columns_of_block(scale_b: ScaleB) -> int:
@@ -104,7 +141,8 @@ def columns_of_block(scale_b: ScaleB) -> int:
 
 def block_word(scale_a: ScaleA, scale_b: ScaleB) -> ScaleBlock:
     """The word of requests for kinds of scales."""
-    return next((word for word, pair in SCALES.items() if pair == (scale_a, scale_b)), ScaleBlock.NONE)
+    plain = plain_scales(scale_a, scale_b)
+    return next((word for word, pair in SCALES.items() if pair == plain), ScaleBlock.NONE)
 
 
 def scale_shapes(scale_b: ScaleB, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:

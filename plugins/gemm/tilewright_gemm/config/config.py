@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from tilewright_gemm.config.block_scales import is_block_scaled
+from tilewright_gemm.config.block_scales import is_block_scaled, packed_bits
 from tilewright_gemm.config.int4 import is_int4
+from tilewright_gemm.config.narrow import widths
 from tilewright_gemm.vocabulary import (
     Binary,
     Epilogue,
@@ -183,6 +184,16 @@ class GemmConfig(TiledForms, KernelConfig):
     def int4(self) -> bool:
         """True if B is packed 4-bit weights (``int4``)."""
         return is_int4(self.scale_b)
+
+    @property
+    def packed_bits(self) -> int:
+        """Bits of a value of A and B that stay packed in shared memory; else 0."""
+        return packed_bits(self)
+
+    @property
+    def narrow(self) -> bool:
+        """True if A or B has fewer than 8 bits (``narrow``)."""
+        return min(widths(self.scale_a, self.scale_b)) < 8
 
     @property
     def variant(self) -> str:

@@ -44,6 +44,8 @@ _PREFETCHED = {"mem": 3.0, "compv3": 1.0}
 """Steps that are under way from memory; elsewhere one and a half."""
 _SIMDS = 4
 """Rates of one unit, where the arch does not state them."""
+_NARROW_SPEED = 2.0
+"""Of instructions whose operands both have fewer than 8 bits, against those of 8-bit floats."""
 _THIN, _THIN_SHARE = 4, 0.25
 """Instructions with a side of four reach a quarter of the peak."""
 _STORE_CYCLES = 0.06
@@ -100,6 +102,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     """
     m, n, k = config.tile
     rate = float(arch.throughput.flops_per_cycle_per_unit.get(config.a, 1024))
+    rate *= _NARROW_SPEED if config.packed_bits else 1.0
     if min(config.warp_tile[:2]) == _THIN:
         rate *= _THIN_SHARE
     simds = arch.rates.simds if arch.rates else _SIMDS
@@ -110,12 +113,13 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     multiply = own * ceil_div(config.waves * together, simds)
     rows, columns = m // config.wave[0], n // config.wave[1]
     own_b = 0 if config.preshuffle else 1
-    read = config.waves * k * (rows * size_of(config.a) + own_b * columns * size_of(config.b))
-    written = k * (m * size_of(config.a) + own_b * n * size_of(config.b))
+    size_a, size_b = (config.packed_bits / 8 or size_of(dtype) for dtype in (config.a, config.b))
+    read = config.waves * k * (rows * size_a + own_b * columns * size_b)
+    written = k * (m * size_a + own_b * n * size_b)
     lds_rate = arch.rates.lds_bytes_per_cycle if arch.rates else _LDS_BYTES_PER_CYCLE
     l2_rate = arch.rates.global_bytes_per_cycle if arch.rates else _L2_BYTES_PER_CYCLE
     moved = together * (read + written) / lds_rate
-    loaded = together * k * (m * size_of(config.a) + n * size_of(config.b)) / l2_rate
+    loaded = together * k * (m * size_a + n * size_b) / l2_rate
     alone = own + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES) + _conversion_cycles(config, arch)
     return max(multiply, moved, loaded, alone) + _LDS_BEHIND * moved + _L2_BEHIND * loaded
 

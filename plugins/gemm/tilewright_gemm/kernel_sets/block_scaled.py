@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_gemm.candidates.warp_specialised import Shape
-from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of
+from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of, has_exponents
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.vocabulary import LAYOUTS, Epilogue, ScaleB
+from tilewright_gemm.config.narrow import NARROW
+from tilewright_gemm.vocabulary import LAYOUTS, Epilogue, ScaleA
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
 
@@ -40,9 +41,31 @@ EXPONENT_SHAPES: tuple[dict[str, Any], ...] = (
 """Shapes of kernels whose instructions take the factors of blocks of 32."""
 
 
+_NARROW_PAIRS = (("fp4", "fp4"), ("fp6", "fp6"), ("bf6", "bf6"), ("", "fp4"))
+"""Formats of A and B of fewer than 8 bits; empty: fp8."""
+
+
+def _narrow() -> Iterator[Declaration[GemmConfig]]:
+    """Kernels with operands of fewer than 8 bits: those that widen values, and those whose instructions take them."""
+    for a, b in _NARROW_PAIRS:
+        fields: dict[str, Any] = {
+            "dtype_a": DType.FP8, "dtype_c": "bf16", "scale_a": NARROW[a].scale_a if a else ScaleA.BLOCK_1X32,
+            "scale_b": NARROW[b].scale_b,
+        }  # fmt: skip
+        widened = fields | {"pipeline": "compv3", "wave": (2, 2, 1)}
+        yield declare(
+            GemmConfig, **(widened | {"wave": (1, 1, 1)}), epilogue=Epilogue.DEFAULT, tile=ANY, warp_tile=ANY
+        ).for_kinds("cpu")
+        yield declare(GemmConfig, **widened, tile=(64, 64, 32), warp_tile=(16, 8, 32)).for_kinds("cuda")
+        for warp in ((16, 16, 32), (16, 16, 16)):
+            yield declare(GemmConfig, **widened, tile=(64, 64, 32), warp_tile=warp).for_kinds("hip")
+        for shape in EXPONENT_SHAPES if a else ():
+            yield declare(GemmConfig, **fields, **shape).for_kinds("hip")
+
+
 def _declarations() -> Iterator[Declaration[GemmConfig]]:
     for scale_a, scale_b in SCALES.values():
-        block_k, exponents = block_of(scale_b).k, scale_b is ScaleB.BLOCK_1X32
+        block_k, exponents = block_of(scale_b).k, has_exponents(scale_b)
         scales: dict[str, Any] = {"dtype_a": DType.FP8, "dtype_c": "bf16", "scale_a": scale_a, "scale_b": scale_b}
         yield declare(
             GemmConfig, **scales, pipeline="compv3", layout=list(LAYOUTS), epilogue=Epilogue.DEFAULT, tile=ANY,
@@ -63,6 +86,7 @@ def _declarations() -> Iterator[Declaration[GemmConfig]]:
                         ).for_kinds("hip")  # fmt: skip
                 for fields in EXPONENT_SHAPES if exponents else ():
                     yield declare(GemmConfig, **types, **fields).for_kinds("hip")
+    yield from _narrow()
 
 
 BLOCK_SCALED = KernelSet(

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright_gemm.candidates.applicability import gpu_mismatches, signature_mismatches
 from tilewright_gemm.candidates.block_scaled import block_scaled
 from tilewright_gemm.candidates.int4 import int4_mismatches, with_int4
+from tilewright_gemm.candidates.narrow import with_narrow
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.int4 import INT4_RING
 from tilewright_gemm.pipelines.records import PIPELINES, pipeline_of
@@ -72,6 +73,8 @@ def _algorithms(problem: GemmProblem, device: DeviceInfo) -> Iterator[GemmConfig
             found = record.algorithms(problem, device, few)
             if problem.int4:
                 found = with_int4(found, problem, device, ring=INT4_RING in record.names and record.kind == "cuda")
+            if problem.narrow:
+                found = with_narrow(found, problem, device)
             yield from block_scaled(found, device, problem.scale_b) if problem.block_scaled else found
             few = True
 

@@ -14,6 +14,7 @@ from tilewright_gemm.pipelines.records import PIPELINES, pipeline_of
 from tilewright_gemm.rules import cuda, tiles, variants
 from tilewright_gemm.rules.block_scales import block_registers, block_scales, block_steps
 from tilewright_gemm.rules.int4 import int4_operands, int4_registers, int4_steps
+from tilewright_gemm.rules.narrow import narrow_operands, narrow_steps
 from tilewright_gemm.rules.signature import SIGNATURE_RULES
 from tilewright_kit.config.rules import KindRule, Rule, RuleBook, Violation
 from tilewright_kit.tiles.rules.resources import shared_memory
@@ -42,12 +43,14 @@ RULES: RuleBook[GemmConfig] = RuleBook(
     (
         *SIGNATURE_RULES,
         block_scales,
+        narrow_operands,
         int4_operands,
         *tiles.SHAPE_RULES,
         template,
         *_of_pipelines(lambda rules: rules.instruction),
         *tiles.WORKGROUP_RULES,
         *_of_pipelines(lambda rules: rules.registers),
+        narrow_steps,
         block_steps,
         int4_steps,
         *tiles.RESOURCE_RULES,

@@ -27,13 +27,15 @@ _EXPONENTS = "Blocks of 32 have exponents of 8 bits (E8M0), as int8."
 _ANY = (0, MAX_RANK)
 OPERANDS = (
     OperandSpec(
-        "a", Role.INPUT, "First factor.", ("[*batch, M, K]",), (2, MAX_RANK), TYPES_A,
-        constraint="One of its last two dimensions has stride 1; the others may have any stride.",
+        "a", Role.INPUT, "First factor.", ("[*batch, M, K]", "[*batch, M, ceil(K bits / 8)]"), (2, MAX_RANK), TYPES_A,
+        constraint="One of its last two dimensions has stride 1; the others may have any stride. With `a_format` fp4, "
+        "fp6 or bf6: bytes of contiguous rows.",
     ),
     OperandSpec(
-        "b", Role.INPUT, "Second factor.", ("[*batch, K, N]", "[*batch, ceil(K/2), N]"), (2, MAX_RANK), TYPES_A,
+        "b", Role.INPUT, "Second factor.",
+        ("[*batch, K, N]", "[*batch, ceil(K/2), N]", "[*batch, ceil(K bits / 8), N]"), (2, MAX_RANK), TYPES_A,
         constraint="Strides as of `a`. Of the type of `a`, or fp8 beside bf8. With two dimensions it may be packed "
-        "(`gemm_pack_b`). With `b_format` int4_128: bytes [*batch, ceil(K/2), N] of contiguous columns.",
+        "(`gemm_pack_b`). With `b_format` int4_128, fp4, fp6 or bf6: bytes of contiguous columns.",
     ),
     OperandSpec("bias", Role.INPUT, "Added to every row.", ("[N]", _RESULT), _ANY, _STEPS, True, constraint=_INTEGER),
     OperandSpec("c", Role.INPUT, "Added, after all `d`.", (_RESULT,), _ANY, _STEPS, True, constraint=_INTEGER),

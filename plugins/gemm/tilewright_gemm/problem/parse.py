@@ -12,6 +12,7 @@ from tilewright_gemm.problem.attributes import Attributes, read_attributes, refu
 from tilewright_gemm.problem.block_scales import check_block_scales
 from tilewright_gemm.problem.int4 import check_int4, int4_output, no_zeros
 from tilewright_gemm.problem.layout import broadcast_shapes
+from tilewright_gemm.problem.narrow import narrow_scales, stored_values
 from tilewright_gemm.problem.operands import Group, read_groups
 from tilewright_gemm.problem.problem import GemmProblem, Product, View
 from tilewright_gemm.problem.products import products_of, slots_of
@@ -53,8 +54,8 @@ class _Parsed:
     dtype_d: tuple[DType, ...]
     binary: Binary
     packing: Packing | None
-    weights: ScaleB
-    """The kind of scales of a B of packed weights."""
+    scales: tuple[ScaleA, ScaleB]
+    """The kinds of scales of blocks, and of a B of packed weights; none, if there are others or none."""
     a_layouts: str
     b_layouts: str
     products: tuple[Product, ...]
@@ -71,7 +72,7 @@ def parse_gemm(request: OperationRequest) -> GemmProblem:
         _require_same_signature(first, other, index)
     layout = _common(parsed, "a") + _common(parsed, "b") + "r"
     products = tuple(product for item in parsed for product in item.products)
-    scale_a, scale_b = _scale_kinds(products, attributes.scale_block, first.weights)
+    scale_a, scale_b = _scale_kinds(products, first.scales)
     _check_integer_output(first, attributes, scale_a, scale_b)
     tensors = tuple(operand for item in parsed for operand in item.tensors)
     return GemmProblem(
@@ -108,11 +109,15 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
         raise refuse(
             "only B may be packed", f"{a_name}.packing", a.packing, "packed_operand", "pass a as a plain tensor"
         )
+    stored = {"a": a, "b": b}
+    a, b = stored_values(group, attributes, a, b)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    scale_b = SCALES[block][1] if (block := attributes.scale_block) is not ScaleBlock.NONE else ScaleB.NONE
+    scales = (ScaleA.NONE, ScaleB.NONE)
+    if (block := attributes.scale_block) is not ScaleBlock.NONE:
+        scales = narrow_scales(attributes, SCALES[block])
     int4 = attributes.b_format is BFormat.INT4
     if int4:
-        scale_b = check_int4(group, block, a, b)
+        scales = (ScaleA.NONE, check_int4(group, block, a, b))
     else:
         no_zeros(group)
         check_pair("GEMM", a.dtype, b_name, b.dtype, "b")
@@ -137,20 +142,21 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
     for index, (d_name, desc) in enumerate(d):
         descs[f"d{index}"], names[f"d{index}"] = desc, d_name
     checked = ("a", "b", "out", *(("scale_b", "zero_b") if int4 else ()))
-    checked += ("scale_a", "scale_b") if columns_of_block(scale_b) else ()
+    checked += ("scale_a", "scale_b") if columns_of_block(scales[1]) else ()
     for key in descs:
         if key not in checked:
             _check_epilogue_dtype(names[key], key, descs[key], a.dtype)
-    slots = slots_of(names, descs, batch, (m, n, k), scale_b)
+    slots = slots_of(names, descs, batch, (m, n, k), scales[1])
     products, a_layouts, b_layouts = products_of(names, slots, batch, (m, n, k), packing, len(d), out, int4)
-    inputs = [Operand(names[key], desc, Role.INPUT) for key, desc in descs.items() if key != "out"]
+    given = descs | stored
+    inputs = [Operand(names[key], desc, Role.INPUT) for key, desc in given.items() if key != "out"]
     return _Parsed(
         dtypes=(a.dtype, a.dtype if int4 else b.dtype, out.dtype),
         dtype_bias=descs["bias"].dtype if "bias" in descs else None,
         dtype_d=tuple(desc.dtype for _, desc in d),
         binary=binary,
         packing=packing,
-        weights=scale_b if int4 else ScaleB.NONE,
+        scales=scales,
         a_layouts=a_layouts,
         b_layouts=b_layouts,
         products=products,
@@ -263,7 +269,7 @@ def _check_epilogue_dtype(name: str, key: str, desc: TensorDesc, dtype_a: DType)
 
 
 def _require_same_signature(first: _Parsed, other: _Parsed, index: int) -> None:
-    for what in ("dtypes", "dtype_bias", "dtype_d", "binary", "packing", "weights"):
+    for what in ("dtypes", "dtype_bias", "dtype_d", "binary", "packing", "scales"):
         if getattr(first, what) != getattr(other, what):
             raise refuse(
                 f"group {index} differs from group 0 in its {what}",
@@ -311,11 +317,11 @@ def _common(parsed: list[_Parsed], which: str) -> str:
     )
 
 
-def _scale_kinds(products: tuple[Product, ...], block: ScaleBlock, weights: ScaleB) -> tuple[ScaleA, ScaleB]:
-    if is_int4(weights):
-        return ScaleA(_scale_kind(products, "scale_a", "row")), weights
-    if block is not ScaleBlock.NONE:
-        return SCALES[block]
+def _scale_kinds(products: tuple[Product, ...], scales: tuple[ScaleA, ScaleB]) -> tuple[ScaleA, ScaleB]:
+    if is_int4(scales[1]):
+        return ScaleA(_scale_kind(products, "scale_a", "row")), scales[1]
+    if columns_of_block(scales[1]):
+        return scales
     return ScaleA(_scale_kind(products, "scale_a", "row")), ScaleB(_scale_kind(products, "scale_b", "column"))
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from tilewright_gemm.config.block_scales import is_block_scaled
 from tilewright_gemm.config.int4 import is_int4, packed_rows, scale_dtype
+from tilewright_gemm.config.narrow import widths
 from tilewright_gemm.config.packing import Packing
 from tilewright_gemm.vocabulary import Binary, ScaleA, ScaleB, Unary, accumulator
 from tilewright_kit.contract.problem import Operand, Problem
@@ -44,7 +45,7 @@ class Product:
 
     ``scale_a`` varies along rows, ``scale_b`` along columns, ``bias`` along columns. Scales of blocks have blocks of k
     as columns; rows of ``scale_b`` are then columns, or blocks of columns. Likewise those of groups of packed 4-bit
-    weights, and ``zero_b``; the rows of ``b`` are then bytes.
+    weights, and ``zero_b``; the rows of ``b`` are then bytes. Lines of operands of fewer than 8 bits are bytes.
     """
 
     m: int
@@ -157,6 +158,11 @@ class GemmProblem(Problem):
     def int4(self) -> bool:
         """True if B is packed 4-bit weights (``config.int4``)."""
         return is_int4(self.scale_b)
+
+    @property
+    def narrow(self) -> bool:
+        """True if A or B has fewer than 8 bits (``config.narrow``)."""
+        return min(widths(self.scale_a, self.scale_b)) < 8
 
     @property
     def bytes_b(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tilewright_gemm.config.block_scales import block_of, block_word, scale_shapes
 from tilewright_gemm.config.int4 import group_shape, has_zeros, packed_rows
+from tilewright_gemm.config.narrow import narrow_a, narrow_b
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import BFormat, ScaleA, ScaleB
@@ -13,7 +14,7 @@ from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.requests.describe import step_attributes
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["resized_gemm"]
+__all__ = ["block_operands", "resized_gemm"]
 
 
 def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem | None:
@@ -32,12 +33,9 @@ def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem 
         inputs[f"d[{index}]"] = TensorDesc.of(dtype, (*lead, m, n))
     attributes = {"out_dtype": problem.dtype_c.value, **step_attributes(problem, sizes)}
     if problem.block_scaled:
-        shapes = scale_shapes(problem.scale_b, m, n, k)
-        dtype = block_of(problem.scale_b).dtype
-        inputs |= {
-            name: TensorDesc.of(dtype, shape) for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True)
-        }
-        attributes["scale_block"] = block_word(problem.scale_a, problem.scale_b).value
+        own, words = block_operands(problem.scale_a, problem.scale_b, lead, (m, n, k))
+        inputs |= own
+        attributes |= words
         return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
     if problem.int4:
         inputs["b"] = _matrix("int8", lead, packed_rows(k), n, "c")
@@ -50,6 +48,22 @@ def resized_gemm(problem: GemmProblem, sizes: Mapping[str, int]) -> GemmProblem 
     if problem.scale_b is not ScaleB.NONE and not problem.int4:
         inputs["scale_b"] = TensorDesc.of("fp32", (n,) if problem.scale_b is ScaleB.COLUMN else ())
     return parse_gemm(OperationRequest("gemm", inputs, {}, attributes))
+
+
+def block_operands(
+    scale_a: ScaleA, scale_b: ScaleB, lead: tuple[int, ...], sizes: tuple[int, int, int]
+) -> tuple[dict[str, TensorDesc], dict[str, str]]:
+    """The scales of blocks, operands that are packed, and the attributes that say so, of a product m x n x k."""
+    m, n, k = sizes
+    dtype = block_of(scale_b).dtype
+    shapes = zip(("scale_a", "scale_b"), scale_shapes(scale_b, m, n, k), strict=True)
+    inputs = {name: TensorDesc.of(dtype, shape) for name, shape in shapes}
+    words = {"scale_block": block_word(scale_a, scale_b).value}
+    if form := narrow_a(scale_a):
+        inputs["a"], words["a_format"] = _matrix("int8", lead, m, form.bytes_of(k), "r"), form.name
+    if form := narrow_b(scale_b):
+        inputs["b"], words["b_format"] = _matrix("int8", lead, form.bytes_of(k), n, "c"), form.name
+    return inputs, words
 
 
 def _matrix(dtype: str, lead: tuple[int, ...], rows: int, columns: int, letter: str) -> TensorDesc:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tilewright_gemm.config.block_scales import block_of, factors
 from tilewright_gemm.config.int4 import GROUP_K, MIDDLE
+from tilewright_gemm.config.narrow import Narrow, narrow_a, narrow_b
 from tilewright_gemm.config.packing import Packing, VectorFormat
 from tilewright_gemm.problem.problem import GemmProblem, PackBProblem
 from tilewright_gemm.vocabulary import Binary
@@ -20,7 +21,7 @@ from tilewright_kit.contract.problem import Role
 from tilewright_kit.numerics.elementwise import apply_unary
 from tilewright_kit.types.dtypes import DType
 
-__all__ = ["apply_unary", "reference_gemm", "reference_pack_b", "unpack", "unpacked_weights"]
+__all__ = ["apply_unary", "narrow_values", "reference_gemm", "reference_pack_b", "unpack", "unpacked_weights"]
 
 Array = npt.NDArray[Any]
 
@@ -62,7 +63,7 @@ def unpack(packed: Array, layout: Packing, k: int, n: int) -> Array:
 def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape: tuple[int, ...]) -> Array:
     integers = problem.dtype_a == DType.INT8 and not problem.int4
     exact: Any = np.int64 if integers else np.float64
-    a, b = (np.asarray(inputs[name + group]).astype(exact) for name in ("a", "b"))
+    a, b = _factors(problem, inputs, group, exact)
     if problem.int4:
         b = unpacked_weights(inputs, group, a.shape[-1])
     product: Array = _scaled_blocks(problem, inputs, group, a, b) if problem.block_scaled else np.matmul(a, b)
@@ -84,6 +85,27 @@ def _group(problem: GemmProblem, inputs: Mapping[str, Array], group: str, shape:
         operand = _float(inputs[name])
         x = x * operand if problem.binary in (Binary.MULTIPLY, Binary.MULTI_D_MULTIPLY) else x + operand
     return np.broadcast_to(apply_unary(problem.unary, x, problem.clamp_lo, problem.clamp_hi), shape)
+
+
+def _factors(problem: GemmProblem, inputs: Mapping[str, Array], group: str, exact: Any) -> tuple[Array, Array]:
+    """A and B as the numbers that they stand for; 4-bit weights as their bytes."""
+    a, b = (np.asarray(inputs[name + group]) for name in ("a", "b"))
+    form_a, form_b = narrow_a(problem.scale_a), narrow_b(problem.scale_b)
+    if form_a or form_b:
+        along = [form.held_in(size) if form else size for form, size in ((form_a, a.shape[-1]), (form_b, b.shape[-2]))]
+        a = narrow_values(a, form_a, min(along)) if form_a else a
+        b = np.swapaxes(narrow_values(np.swapaxes(b, -1, -2), form_b, min(along)), -1, -2) if form_b else b
+    return a.astype(exact), b.astype(exact)
+
+
+def narrow_values(stored: Array, form: Narrow, k: int) -> Array:
+    """The numbers [.., k] of packed bytes [.., ceil(k bits / 8)]."""
+    import ml_dtypes
+
+    bits = np.unpackbits(np.ascontiguousarray(stored).view(np.uint8), axis=-1, bitorder="little")
+    codes = bits[..., : k * form.bits].reshape(*bits.shape[:-1], k, form.bits)
+    found: Array = np.packbits(codes, axis=-1, bitorder="little")[..., 0].view(getattr(ml_dtypes, form.numpy))
+    return found.astype(np.float64)
 
 
 def _scaled_blocks(problem: GemmProblem, inputs: Mapping[str, Array], group: str, a: Array, b: Array) -> Array:

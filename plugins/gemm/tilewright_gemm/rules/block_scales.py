@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of, columns_of_block, takes_exponents
+from tilewright_gemm.config.block_scales import (
+    DTYPES,
+    SCALES,
+    block_of,
+    block_word,
+    columns_of_block,
+    has_exponents,
+    takes_exponents,
+)
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.vocabulary import ScaleA, ScaleB
+from tilewright_gemm.vocabulary import ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.tiles.footprint.hip import hip_crowding
 from tilewright_kit.tiles.footprint.workgroup import (
@@ -21,6 +29,8 @@ from tilewright_kit.tiles.tables import columns_of, with_extent
 __all__ = ["block_registers", "block_scales", "block_steps", "factor_registers"]
 
 _CPU_PIPELINE = "compv3"
+_MOST_SUMS, _CROWDED = 192, 192
+"""Sums of a lane from beyond which exponents have no room beside them, and what then counts for them."""
 _CHUNK, _COLUMN_REGISTERS = 32, 8
 """Columns whose factors a thread holds one of, and registers for those that it needs of them at a time."""
 _WHOLE = {ScaleA.BLOCK_1X128: ScaleB.BLOCK_128X128, ScaleA.BLOCK_1X32: ScaleB.BLOCK_1X32}
@@ -36,10 +46,11 @@ def block_scales(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:  # 
         yield Violation("block_scales", "scale_b", config.scale_b.value, reason, _PLAIN)
     elif config.preshuffle:
         yield Violation("block_scales", "preshuffle", True, "a pre-shuffled B has no block scales", _PLAIN)
-    elif (config.scale_a, config.scale_b) not in SCALES.values():
-        whole = config.scale_b if columns_of_block(config.scale_b) else _WHOLE[config.scale_a]
+    elif block_word(config.scale_a, config.scale_b) is ScaleBlock.NONE:
+        whole = config.scale_b if columns_of_block(config.scale_b) else _WHOLE.get(config.scale_a, ScaleB.BLOCK_1X32)
         reason = f"scale_a {config.scale_a} does not go together with scale_b {config.scale_b}"
-        fix: dict[str, object] = {"scale_a": next(a for a, b in SCALES.values() if b is whole), "scale_b": whole}
+        own = next((a for a, b in SCALES.values() if b is whole), ScaleA.BLOCK_1X32)
+        fix: dict[str, object] = {"scale_a": own, "scale_b": whole}
         yield Violation("block_scales", "scale_b", config.scale_b.value, reason, fix)
 
 
@@ -60,7 +71,7 @@ def block_steps(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:
             reason = "scaled values are multiplied in fp32"
             yield Violation("block_steps", "warp_tile", config.warp_tile, reason, {"warp_tile": (m, n, 1)})
         return
-    if config.scale_b is ScaleB.BLOCK_1X32:
+    if has_exponents(config.scale_b):
         yield from _exponent_steps(config, arch)
         return
     specialised, block = is_specialised(config, arch), block_of(ScaleB.BLOCK_1X128).k
@@ -105,22 +116,20 @@ def _registers(config: GemmConfig, arch: ArchSpec) -> tuple[int, int, int]:
     """Registers of a thread for the tile's sums, for those of a block and their factors, and the room for both."""
     own, columns = accumulators_per_thread(config, arch), config.warp_tile[columns_of(config)]
     block = own + factor_registers(own, arch)
-    if config.scale_b is ScaleB.BLOCK_1X32 and takes_exponents(config, arch):
-        block = _exponent_registers(config)
+    if has_exponents(config.scale_b) and takes_exponents(config, arch):
+        block = _exponent_registers(config, own)
     if is_specialised(config, arch):
         each = config.transpose_c or config.scale_b is ScaleB.BLOCK_1X128
         block = columns // 2 + (_COLUMN_REGISTERS + 2 * -(-columns // _CHUNK) if each else 0)
     return own, block, accumulator_limit(config, arch) - hip_crowding(config, arch)
 
 
-def _exponent_registers(config: GemmConfig) -> int:
-    """For exponents and where they lie, beside operands that are transposed: measured with clang 22, which finds room
-    for them beside others.
+def _exponent_registers(config: GemmConfig, sums: int) -> int:
+    """For exponents and where they lie: measured with clang 22. More than 192 sums are crowded (``amd/step.hpp``): the
+    compiler orders their products as it likes, and spills up to 161 registers beside exponents.
     """
-    if config.layout.startswith("rc"):
-        return 0
     lines = sum(config.tile[axis] // config.wave[axis] // config.warp_tile[axis] for axis in (0, 1))
-    return 4 * lines + 64
+    return (_CROWDED if sums > _MOST_SUMS else 0) + (8 * lines if config.layout.startswith("rc") else 4 * lines + 64)
 
 
 def factor_registers(sums: int, arch: ArchSpec) -> int:

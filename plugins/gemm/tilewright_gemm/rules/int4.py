@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
+from tilewright_gemm.config.block_scales import is_block_scaled
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.int4 import DTYPES, GROUP_K, INT4_PIPELINE, INT4_RING
 from tilewright_gemm.rules.block_scales import factor_registers
@@ -41,7 +42,7 @@ def int4_operands(config: GemmConfig, arch: ArchSpec) -> Iterator[Violation]:  #
     elif config.preshuffle:
         reason = "4-bit weights are not packed a second time"
         yield Violation("int4_operands", "preshuffle", True, reason, {"preshuffle": False})
-    elif config.scale_a in (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32):
+    elif is_block_scaled(config.scale_a, ScaleB.NONE):
         reason = "4-bit weights go with factors of tensors and rows of A"
         yield Violation("int4_operands", "scale_a", config.scale_a.value, reason, {"scale_a": ScaleA.ROW})
 

@@ -49,6 +49,11 @@ class TiledForms:
         return f"{self.a}_{self.b}_{self.acc}"
 
     @property
+    def packed_bits(self) -> int:
+        """Values have the bits of their types."""
+        return 0
+
+    @property
     def waves(self: _Fields) -> int:
         """Waves of a workgroup (CPU: threads of the team)."""
         return self.wave[0] * self.wave[1] * self.wave[2]

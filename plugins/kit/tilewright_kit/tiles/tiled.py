@@ -50,6 +50,10 @@ class Tiled(Protocol):
     @property
     def c(self) -> str: ...
     @property
+    def packed_bits(self) -> int:
+        """Bits of a value of A and B in shared memory, where these are fewer than their types have; else 0."""
+
+    @property
     def letters(self) -> str:
         """Layout of A, B and C: ``r`` row-major, ``c`` column-major."""
 

@@ -2,18 +2,23 @@
 // 32 of k, in a byte of a register. Lane l has the factor of row l % rows and of block l / rows of the instruction's k.
 //
 // The instruction's k is the tile's k here: a lane's two runs of 16 bytes lie 16 * groups apart, as they are read from a
-// tile. What a lane gives to be multiplied is therefore not the block whose factor it has.
+// tile. What a lane gives to be multiplied is therefore not the block whose factor it has. (Of 4 and 6 bits it gives a
+// block: gpu/amd/narrow.hpp.)
 //
 // Source: "AMD Instinct CDNA4 Instruction Set Architecture", V_MFMA_SCALE_F32_16X16X128_F8F6F4 and 32X32X64.
 #pragma once
 #include "tilewright/core/block_scales.hpp"
+#include "tilewright/core/narrow.hpp"
 #include "tilewright/gpu/blocks/atoms.hpp"
 
 namespace tw::gpu {
 
 // How instructions are told the format of an operand.
 template <class E>
-constexpr int kFormatCode = is_same<E, bf8> ? 1 : 0;
+constexpr int format_code() {
+  if constexpr (width_of<E> < 8) return E::code;
+  else return is_same<E, bf8> ? 1 : 0;
+}
 
 #if defined(__gfx950__)
 // Every call of `multiply` (or of `multiply_row` for all rows, in their order) goes on by the instruction's depth; the
@@ -23,7 +28,7 @@ struct ExponentAtom : Plain {
   using typename Plain::Fragments, typename Plain::A, typename Plain::B;
   using Plain::rows, Plain::columns, Plain::acc, Plain::layout;
   static constexpr int groups = layout().groups, lines = layout().rows;
-  static_assert(Plain::products == 1 && Plain::depth == groups * 32, "a lane has one factor of an instruction");
+  static_assert(Plain::products == 1 && Plain::depth == groups * 4 * width_of<A>, "a lane has one factor of an instruction");
 
   const uint8_t* of_a[rows];  // the lane's rows of A and columns of B
   const uint8_t* of_b[columns];
@@ -58,7 +63,7 @@ struct ExponentAtom : Plain {
     if (i == 0) advance();
     TW_UNROLL
     for (int j = 0; j < columns; j++) {
-      constexpr int kX = kFormatCode<B>, kY = kFormatCode<A>;
+      constexpr int kX = format_code<B>(), kY = format_code<A>();
       const auto x = operand(f.b[j]), y = operand(f.a[i]);
       if constexpr (lines == 32)
         acc[i][j] = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(x, y, acc[i][j], kX, kY, 0, factors_b[j], 0,
@@ -86,9 +91,19 @@ struct ExponentAtom : Plain {
     for (int j = 0; j < columns; j++) next_b[j] = load_constant<uint8_t>(of_b[j] + here * step_b);
   }
 
+  // Narrow formats leave the last registers alone.
   template <class Fragment>
   TW_DEVICE static Vector<int, 8> operand(const Fragment& x) {
-    return bits_as<Vector<int, 8>>(__builtin_shufflevector(x.part[0], x.part[1], 0, 1, 2, 3, 4, 5, 6, 7));
+    constexpr int kParts = sizeof(x.part) / sizeof(x.part[0]);
+    if constexpr (kParts == 1) {
+      return bits_as<Vector<int, 8>>(__builtin_shufflevector(x.part[0], x.part[0], 0, 1, 2, 3, -1, -1, -1, -1));
+    } else if constexpr (kParts == 3) {
+      const auto low = __builtin_shufflevector(x.part[0], x.part[1], 0, 1, 2, 3);
+      const auto high = __builtin_shufflevector(x.part[2], x.part[2], 0, 1, -1, -1);
+      return bits_as<Vector<int, 8>>(__builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, -1, -1));
+    } else {
+      return bits_as<Vector<int, 8>>(__builtin_shufflevector(x.part[0], x.part[1], 0, 1, 2, 3, 4, 5, 6, 7));
+    }
   }
 };
 

@@ -20,6 +20,7 @@ __all__ = [
     "uses_matrix_unit",
 ]
 
+_BYTE = 8
 _REGISTER_BYTES = 4
 _VECTOR_BYTES = 16
 _BANK_BYTES = 4
@@ -55,9 +56,10 @@ def hip_shared_bytes(config: Tiled, arch: ArchSpec) -> int:
 def _stored_bytes(config: Tiled, arch: ArchSpec, axis: int) -> int:
     """LDS bytes of one tile of A (axis 0) or B: threads without a part of its last lines write beyond it."""
     size, extent, depth = size_of(config.a), config.tile[axis], config.tile[2]
+    line = _line_bytes(config, size)
     threads = max(config.waves * arch.wave_size, 1)
     if config.letters[axis : axis + 1] == "rc"[axis]:
-        along, across, near, lines = depth * size // _VECTOR_BYTES, extent, 1, 1
+        along, across, near, lines = line // _VECTOR_BYTES, extent, 1, 1
     else:
         rows, width = _block(size, extent * depth * size, threads)
         along, across, lines = depth // rows, extent * size // width, width // size
@@ -67,7 +69,12 @@ def _stored_bytes(config: Tiled, arch: ArchSpec, axis: int) -> int:
     stored = extent
     if total % threads:
         stored = -(-(-(-total // threads) * threads) // max(near * along, 1)) * near * lines
-    return -(-stored // _LINES_TOGETHER) * _LINES_TOGETHER * depth * size
+    return -(-stored // _LINES_TOGETHER) * _LINES_TOGETHER * line
+
+
+def _line_bytes(config: Tiled, size: int) -> int:
+    """A tile's line along k, of elements of ``size`` bytes, or of fewer bits."""
+    return config.tile[2] * (config.packed_bits or size * _BYTE) // _BYTE
 
 
 def _block(size: int, tile_bytes: int, threads: int) -> tuple[int, int]:
@@ -99,7 +106,8 @@ def hip_copied_registers(config: Tiled, arch: ArchSpec) -> int:
     instruction takes more than a vector of each line.
     """
     groups = max(arch.wave_size // max(*config.warp_tile[:2], 1), 1)
-    deeper = max(config.warp_tile[2] // groups - _VECTOR_BYTES, 0) if size_of(config.a) == 1 else 0
+    held = config.warp_tile[2] // groups * (config.packed_bits or _BYTE) // _BYTE
+    deeper = max(held - _VECTOR_BYTES, 0) if size_of(config.a) == 1 else 0
     return _operand_copies(config, arch) + 2 * _warp_tiles(config) * deeper // _REGISTER_BYTES
 
 
@@ -138,6 +146,7 @@ def hip_prefetched(config: Tiled, arch: ArchSpec) -> int:
 
 def _staged_registers(config: Tiled, arch: ArchSpec) -> int:
     """Registers of a thread for its part of the tiles of one step."""
-    m, n, k = config.tile
-    staged = (m * size_of(config.a) + (0 if config.preshuffle else n * size_of(config.b))) * k
+    m, n, _ = config.tile
+    line_a, line_b = (_line_bytes(config, size_of(dtype)) for dtype in (config.a, config.b))
+    staged = m * line_a + (0 if config.preshuffle else n * line_b)
     return staged // max(config.waves * arch.wave_size, 1) // _REGISTER_BYTES

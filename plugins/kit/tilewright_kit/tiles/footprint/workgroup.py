@@ -60,6 +60,8 @@ def staging_bytes(config: Tiled, arch: ArchSpec, tile: Triple | None = None) -> 
         groups = -(-k // max(config.warp_tile[2], 1))
         panel = config.warp_tile[1] if n >= m else config.warp_tile[0]
         return (min(m, n) + panel) * groups * GROUP_BYTES
+    if config.packed_bits:
+        return (m + n) * k * config.packed_bits // 8
     return m * k * size_of(config.a) + n * k * size_of(config.b)
 
 
