@@ -148,19 +148,18 @@ class Application:
         self.readiness = Readiness(self.rpc.set_ready)
         self.http = self._listen_for_http()
         for address in addresses:
-            listener = Listener(
-                address, access, peers=self.rpc.peers if settings.relay else None, inherited=self.inherited
-            )
-            listener.bind(self.rpc.server, certificates.credentials() if certificates is not None else None)
+            peers = self.rpc.peers if settings.relay else None
+            listener = Listener(address, access, peers=peers, inherited=self.inherited, most=settings.max_connections)
+            listener.bind(self.rpc.server, certificates)
             self._parts.callback(listener.close)
             self.listeners.append(listener)
-        self._own_address = self._own_door(certificates is not None)
+        self._own_address = self._own_door()
         own = self._addresses(settings.kserve_listen, certificates is not None)
         self._more_listeners = serve_kserve(self, own, access, certificates, self._parts)
         if settings.health_listen:
             from tilewright_server.hosting.monitoring.pages import health_listeners
 
-            self._more_listeners += health_listeners(self.rpc, settings.health_listen, self._parts)
+            self._more_listeners += health_listeners(self.rpc, settings, self._parts)
         connections = Connections([item.address for item in self._all_listeners()], settings.max_connections)
         connections.start()  # ends those of whoever has too many
         self._parts.callback(connections.close)
@@ -191,12 +190,13 @@ class Application:
             for text in texts
         ]
 
-    def _own_door(self, tls: bool) -> str:
-        """The address by which the server asks for its own health: it has no certificate to show to itself."""
-        from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress, UnixAddress
+    def _own_door(self) -> str:
+        """The address by which the server asks for its own health: over TCP it has no certificate to show to itself,
+        and might be paced for what others of its host send."""
+        from tilewright_server.endpoints.rpc.listeners import Listener, UnixAddress
 
         for listener in self.listeners:
-            if not (tls and isinstance(listener.address, TcpAddress)):
+            if isinstance(listener.address, UnixAddress):
                 return str(listener.address)
         folder = tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True)
         listener = Listener(UnixAddress(Path(self._parts.enter_context(folder)) / "own.sock"))

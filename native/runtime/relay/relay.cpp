@@ -1,20 +1,18 @@
-// One thread that passes bytes between clients and a server, both on Unix sockets.
+// One thread that passes bytes between clients and a server on a Unix socket.
 #include "relay/relay.h"
 
 #include <errno.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/error.hpp"
-#include "relay/state.hpp"
+#include "relay/arrivals.hpp"
 
 namespace tw {
 namespace {
@@ -26,12 +24,6 @@ constexpr int kUrgent = -10;   // nice value of the thread, where the system let
 constexpr int kPauseMs = 10;   // a connection that sends too much waits for at least that long
 constexpr uint64_t kPause = 1000000ull * kPauseMs;
 constexpr uint64_t kDrain = 5000000000ull;  // for a client to read what a server said last
-
-uint64_t now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-}
 
 void count(uint64_t& counter, uint64_t by = 1) { __atomic_fetch_add(&counter, by, __ATOMIC_RELAXED); }
 
@@ -206,26 +198,7 @@ void refuse(tw_relay& relay, int fd) {
   count(relay.refused);
 }
 
-// Makes the spare socket and gives it a name that none has had. False: the system refuses.
-bool make_spare(tw_relay& relay) {
-  if (relay.spare >= 0) return true;
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  sockaddr_un own{};
-  own.sun_family = AF_UNIX;  // the name begins with a null: it is in no folder
-  const int letters = snprintf(own.sun_path + 1, sizeof own.sun_path - 1, "%s-%llx", relay.name,
-                               (unsigned long long)++relay.id);
-  if (bind(fd, (const sockaddr*)&own, (socklen_t)(offsetof(sockaddr_un, sun_path) + 1 + (size_t)letters))) {
-    const int error = errno;
-    close(fd);
-    errno = error;
-    return false;
-  }
-  relay.spare = fd;
-  return true;
-}
-
-bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
+bool connect_to_server(tw_relay& relay, int client, const tw_relay_peer& who, Peer* peer) {
   const int fd = relay.spare;
   Connection* c = nullptr;
   if (!(c = (Connection*)calloc(1, sizeof(Connection)))) return false;
@@ -238,6 +211,7 @@ bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
   c->ends[kServer] = {c, fd, 0};
   c->parser.preface = kPreface;
   c->peer = peer;
+  c->who = who;
   peer->open += 1;
   c->after = relay.first;
   if (c->after) c->after->before = c;
@@ -254,6 +228,14 @@ bool connect_to_server(tw_relay& relay, int client, Peer* peer) {
   return true;
 }
 
+// Begins to relay a connection, whose descriptor is the relay's now.
+void admit(tw_relay& relay, int fd, const tw_relay_peer& who) {
+  const uint64_t time = now();
+  Peer* peer = peer_of(relay, who, time);
+  if (peer && who.pid != relay.own && !peer->connects.take(relay.connects, time)) refuse(relay, fd);
+  else if (!peer || !connect_to_server(relay, fd, who, peer)) close(fd);
+}
+
 void listen_again(tw_relay& relay, bool on) {
   if (relay.leaving) return;
   epoll_event event;
@@ -266,18 +248,26 @@ void listen_again(tw_relay& relay, bool on) {
 void accept_some(tw_relay& relay) {
   for (int turn = 0; turn < kAccepts && !relay.leaving; ++turn) {
     if (!make_spare(relay)) return listen_again(relay, false);
-    const int fd = accept4(relay.listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    sockaddr_storage from{};
+    socklen_t bytes = sizeof from;
+    const int fd = accept4(relay.listener, (sockaddr*)&from, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN) listen_again(relay, false);
       return;
     }
-    ucred who{};
-    socklen_t bytes = sizeof who;
-    const uint64_t time = now();
-    Peer* peer = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) ? nullptr : peer_of(relay, who, time);
-    if (peer && who.pid != relay.own && !peer->connects.take(relay.connects, time)) refuse(relay, fd);
-    else if (!peer || !connect_to_server(relay, fd, peer)) close(fd);
+    tw_relay_peer who{};
+    if (identify(fd, from, who)) admit(relay, fd, who);
+    else close(fd);
+  }
+}
+
+void adopt_some(tw_relay& relay) {
+  for (Adopted *one = take_adopted(relay), *next; one; one = next) {
+    next = one->next;
+    if (make_spare(relay)) admit(relay, one->fd, one->who);
+    else close(one->fd);
+    free(one);
   }
 }
 
@@ -301,10 +291,12 @@ bool attend_to_wishes(tw_relay& relay) {
   uint64_t times;
   if (read(relay.wake, &times, sizeof times) < 0 && errno != EAGAIN) return true;
   if (__atomic_load_n(&relay.stopping, __ATOMIC_ACQUIRE)) return true;
+  adopt_some(relay);
+  if (relay.leaving || !__atomic_load_n(&relay.to_leave, __ATOMIC_ACQUIRE)) return false;
   set_time(relay, relay.deaf, 0);
   relay.leaving = true;
   epoll_event none{};
-  epoll_ctl(relay.epoll, EPOLL_CTL_DEL, relay.listener, &none);
+  if (relay.listener >= 0) epoll_ctl(relay.epoll, EPOLL_CTL_DEL, relay.listener, &none);
   for (Connection *c = relay.first, *after; c; c = after) {
     after = c->after;
     c->parting = true;
@@ -369,7 +361,7 @@ tw_status tw_relay_open(const tw_relay_config* config, tw_relay** result) {
   bool ready = relay->epoll >= 0 && relay->wake >= 0 && make_spare(*relay) &&
                !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->wake, &event);
   event.data.ptr = &relay->listener;
-  ready = ready && !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->listener, &event);
+  ready = ready && (relay->listener < 0 || !epoll_ctl(relay->epoll, EPOLL_CTL_ADD, relay->listener, &event));
   if (!ready) {
     const int error = errno;
     tw_relay_close(relay);
@@ -403,13 +395,22 @@ void tw_relay_stop(tw_relay* relay) {
   wake(*relay);
 }
 
-void tw_relay_leave(tw_relay* relay) { wake(*relay); }
+void tw_relay_leave(tw_relay* relay) {
+  __atomic_store_n(&relay->to_leave, true, __ATOMIC_RELEASE);
+  wake(*relay);
+}
+
+tw_status tw_relay_adopt(tw_relay* relay, int32_t fd, const tw_relay_peer* peer) {
+  if (!adopt(*relay, fd, *peer)) return fail(TW_NO_MEMORY, "memory", "free memory", "no memory for a connection");
+  wake(*relay);
+  return TW_OK;
+}
 
 tw_status tw_relay_find(tw_relay* relay, uint64_t id, tw_relay_peer* peer) {
   Guard guard(relay->lock);
   for (const Connection* c = relay->named[id % kPlaces]; c; c = c->next_named)
     if (c->id == id) {
-      *peer = {(int32_t)c->peer->pid, (uint32_t)c->peer->uid};
+      *peer = c->who;
       return TW_OK;
     }
   return fail(TW_NOT_FOUND, "connection", "ask for one that is open", "no connection %llx", (unsigned long long)id);
@@ -427,6 +428,11 @@ void tw_relay_close(tw_relay* relay) {
   if (!relay) return;
   while (relay->first) finish(*relay, *relay->first);
   bury(*relay);
+  for (Adopted *one = take_adopted(*relay), *next; one; one = next) {
+    next = one->next;
+    close(one->fd);
+    free(one);
+  }
   for (Peer*& place : relay->peers)
     while (Peer* peer = place) {
       place = peer->next;

@@ -14,10 +14,11 @@ constexpr size_t kChunk = 64 * 1024;
 constexpr uint32_t kPlaces = 256;
 constexpr size_t kName = 64;  // bytes of the beginning of names
 
-// A process that has connected.
+// A process, or a host, that has connected.
 struct Peer {
   pid_t pid;
   uid_t uid;
+  uint8_t host[16];  // of IPv6 the first half, which one owner may have whole
   uint32_t open;
   Bucket connects;
   Spent spent;
@@ -45,11 +46,19 @@ struct Connection {
   Boundaries down;
   bool parting;  // the client is to be told that this server leaves
   Peer* peer;
+  tw_relay_peer who;
   uint64_t paced;   // until when nothing is taken from the client; 0: it is
   uint64_t ending;  // until when the client may read what is left; 0: the server has not closed
   bool dead;
   uint64_t id;  // of its name
   Connection *before, *after, *next_dead, *next_named;
+};
+
+// A connection that was handed over and is not served yet.
+struct Adopted {
+  int fd;
+  tw_relay_peer who;
+  Adopted* next;
 };
 
 }  // namespace tw
@@ -68,35 +77,9 @@ struct tw_relay {
   uint32_t waiting;       // connections with a time in `paced` or `ending`
   uint64_t deaf;          // until when nothing is accepted, for lack of descriptors; 0: it is
   uint64_t accepted, refused, paced, open, ended;
-  bool leaving, stopping;
-  tw::Lock lock;  // of `named`
+  bool leaving, to_leave, stopping;
+  tw::Lock lock;  // of `named` and `adopted`
+  tw::Adopted* adopted;  // the last one first
   tw::Connection* named[tw::kPlaces];  // by id
   uint8_t chunk[tw::kChunk];
 };
-
-namespace tw {
-
-// The process at the other end, which may be a new one. Null: there is no memory.
-inline Peer* peer_of(tw_relay& relay, const ucred& who, uint64_t time) {
-  Peer** place = &relay.peers[(uint32_t)who.pid % kPlaces];
-  while (Peer* peer = *place) {
-    if (peer->pid == who.pid && peer->uid == who.uid) return peer;
-    if (!peer->open && peer->connects.full(relay.connects, time)) {  // as good as new
-      *place = peer->next;
-      free(peer);
-    } else {
-      place = &peer->next;
-    }
-  }
-  auto* peer = (Peer*)calloc(1, sizeof(Peer));
-  if (!peer) return nullptr;
-  const Rates& rates = relay.rates;
-  peer->pid = who.pid;
-  peer->uid = who.uid;
-  peer->connects = {relay.connects.at_once, time};
-  peer->spent = {{rates.control.at_once, time}, {rates.resets.at_once, time}, {rates.frames.at_once, time},
-                 {rates.lists.at_once, time}, 0};
-  return *place = peer;
-}
-
-}  // namespace tw

@@ -320,7 +320,7 @@ class Settings:
         True,
         "flag",
         kinds.flag,
-        "Connections to Unix sockets pass a relay, which holds what one process sends to rates.",
+        "Connections of gRPC pass a relay, which holds what one process or host sends to rates; TLS ends before it.",
     )
     call_rate: float = _setting(
         20_000.0, "number", kinds.number(0, 1e9), "Unary calls that one client's process may make per second; 0: any."

@@ -35,15 +35,17 @@ print(held[-1].recv(200).hex(), flush=True)
 class Server:
     """A server that answers as ``answer`` does, in a thread for each connection, behind a relay."""
 
-    def __init__(self, folder: Path, answer: Callable[[socket.socket], None]) -> None:
-        self.address = folder / "s"
+    def __init__(self, folder: Path, answer: Callable[[socket.socket], None], tcp: bool = False) -> None:
+        self.address: Path | tuple[str, int] = folder / "s"
         self._answer = answer
         self._inner = socket.socket(socket.AF_UNIX)
         self._inner.bind(str(folder / "s~"))
         self._inner.listen(1024)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        listener.bind(str(self.address))
+        listener = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.bind(("127.0.0.1", 0) if tcp else str(self.address))
         listener.listen(1024)
+        if tcp:
+            self.address = listener.getsockname()
         self.relay = Relay(listener, folder / "s~")
         threading.Thread(target=self._accept, daemon=True).start()
         self.relay.start()
@@ -59,6 +61,8 @@ class Server:
             self._answer(way)
 
     def connect(self) -> socket.socket:
+        if isinstance(self.address, tuple):
+            return socket.create_connection(self.address, WAIT_S)
         way = socket.socket(socket.AF_UNIX)
         way.settimeout(WAIT_S)
         way.connect(str(self.address))
@@ -71,11 +75,11 @@ class Server:
 
 
 @pytest.fixture
-def behind(tmp_path: Path) -> Iterator[Callable[[Callable[[socket.socket], None]], Server]]:
+def behind(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     with contextlib.ExitStack() as stack:
 
-        def start(answer: Callable[[socket.socket], None]) -> Server:
-            server = Server(tmp_path, answer)
+        def start(answer: Callable[[socket.socket], None], tcp: bool = False) -> Server:
+            server = Server(tmp_path, answer, tcp)
             stack.callback(server.close)
             return server
 

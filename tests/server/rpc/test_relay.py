@@ -14,7 +14,7 @@ from header_blocks import PREFACE, frame
 from relay_harness import WAIT_S, Server, behind, echo, everything, say, sender
 from rpc_harness import eventually
 
-from tilewright_server.endpoints.rpc.relay import CONNECTS, CONTROL
+from tilewright_server.endpoints.rpc.relay import CONNECTS, CONTROL, NO_PROCESS, Origin
 
 __all__ = ["behind"]
 
@@ -117,12 +117,48 @@ def test_a_connection_is_known_by_its_name_until_it_ends(behind: Callable[..., S
                 assert beginning == server.relay.name
                 numbers.append(int(number, 16))
             peers = [server.relay.peer(number) for number in numbers[-2:]]
-            assert peers == [(os.getpid(), os.geteuid()), (process.pid, os.geteuid())]
+            assert peers == [Origin(os.getpid(), os.geteuid()), Origin(process.pid, os.geteuid())]
             way.send(b"x")
         assert eventually(lambda: server.relay.counts().open == 0)
         assert server.relay.peer(numbers[-1]) is None
     assert len(set(numbers)) == 6
     assert server.relay.peer(1 << 60) is None
+
+
+def test_over_tcp_a_connection_is_known_by_its_address(behind: Callable[..., Server]) -> None:
+    seen: list[str] = []
+
+    def name(way: socket.socket) -> None:
+        seen.append(way.getpeername().decode().rpartition("-")[2])
+        echo(way)
+
+    server = behind(name, tcp=True)
+    sent = PREFACE + frame(0, bytes(16000), 1) * 100
+    with server.connect() as way:
+        writer = threading.Thread(target=lambda: (way.sendall(sent), way.shutdown(socket.SHUT_WR)))
+        writer.start()
+        assert way.recv(len(PREFACE), socket.MSG_PEEK)
+        assert server.relay.peer(int(seen[0], 16)) == Origin(NO_PROCESS, 0, f"ipv4:127.0.0.1:{way.getsockname()[1]}")
+        assert everything(way) == sent
+        writer.join()
+
+
+def test_a_connection_that_others_accepted_is_one_of_the_host_that_they_name(behind: Callable[..., Server]) -> None:
+    server = behind(echo, tcp=True)
+    ways = []
+    for index in range(int(CONNECTS[1]) + 40):
+        own, its = socket.socketpair()
+        server.relay.adopt(its, "2001:db8::1" if index % 2 else "2001:db8::2", 7, index)  # of one owner
+        ways.append(own)
+    other, its = socket.socketpair()
+    server.relay.adopt(its, "192.0.2.1", 7, 99)
+    other.sendall(PREFACE + frame(6, bytes(8)))
+    assert other.recv(10)
+    assert server.relay.counts().refused > 0
+    for way in (*ways, other):
+        way.close()
+    with pytest.raises(ValueError):
+        server.relay.adopt(its, "nowhere", 7, 1)
 
 
 def test_a_relay_that_leaves_accepts_nobody_and_goes_on_with_who_is_there(behind: Callable[..., Server]) -> None:

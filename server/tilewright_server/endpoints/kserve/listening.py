@@ -56,8 +56,9 @@ def serve_kserve(
     server = host.rpc.serve(servicer, SERVICE, apart=bool(addresses))
     own = []
     for address in addresses:
-        listener = Listener(address, access, peers=host.rpc.peers if settings.relay else None, inherited=host.inherited)
-        listener.bind(server, certificates.credentials() if certificates is not None else None)
+        peers = host.rpc.peers if settings.relay else None
+        listener = Listener(address, access, peers=peers, inherited=host.inherited, most=settings.max_connections)
+        listener.bind(server, certificates)
         parts.callback(listener.close)
         own.append(listener)
     at = [listener.address for listener in own or host.listeners]

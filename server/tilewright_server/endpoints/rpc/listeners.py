@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
 import secrets
 import socket
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -19,6 +23,10 @@ from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
 from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess, own_place
 from tilewright_server.protocol.unix_place import UnixPlace
+
+if TYPE_CHECKING:
+    from tilewright_server.endpoints.rpc.access.credentials import Certificates
+    from tilewright_server.endpoints.rpc.tls.front import Front
 
 __all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
 
@@ -97,26 +105,32 @@ class Listener:
         *,
         peers: Peers | None = None,
         inherited: Inherited | None = None,
+        most: int = 1024,
     ) -> None:
-        """With ``peers``, a relay that these know stands before a Unix socket, if there can be one; else gRPC listens
-        there itself. A socket of ``inherited`` that listens at the address is taken over."""
+        """With ``peers``, relays that these know stand before gRPC, if there can be such; else gRPC listens there
+        itself. A socket of ``inherited`` that listens at the address is taken over. With TLS, ``most`` connections may
+        be open."""
         self.address = address
-        self.relay: Relay | None = None
+        self.relays: list[Relay] = []
         self._access = access
         self._peers = peers
         self._inherited = inherited
         self._inner = -1
+        self._most = most
+        self._front: Front | None = None
         self._listening: socket.socket | None = None
         self._place: UnixPlace | None = None
 
-    def bind(self, server: grpc.Server, credentials: grpc.ServerCredentials | None = None) -> None:
-        """Bind ``server`` to the address. Over TCP, ``credentials`` have it speak TLS.
+    def bind(self, server: grpc.Server, certificates: Certificates | None = None) -> None:
+        """Bind ``server`` to the address. Over TCP, ``certificates`` have it speak TLS.
 
         Raises ``UnavailableError`` if another server has it, ``AccessError`` if others could meddle with it.
         """
         if isinstance(self.address, TcpAddress):
-            port = _add_port(server, str(self.address), str(self.address), credentials)
-            self.address = TcpAddress(self.address.host, port)
+            if self._peers is None or not self._bind_tcp_behind_relay(server, self.address, certificates):
+                credentials = None if certificates is None else certificates.credentials()
+                port = _add_port(server, str(self.address), str(self.address), credentials)
+                self.address = TcpAddress(self.address.host, port)
             return
         path = own_place(self.address.path)
         if len(os.fsencode(str(path))) > MAX_UNIX_PATH:
@@ -164,7 +178,37 @@ class Listener:
     def _relayed(self, server: grpc.Server, path: Path, listening: socket.socket) -> bool:
         """Have a relay accept on ``listening``; False, with a word in the log, where there can be none."""
         inner = path.with_name(INNER + secrets.token_hex(4))
-        if self._peers is None or len(os.fsencode(str(inner))) > MAX_UNIX_PATH:
+        if len(os.fsencode(str(inner))) > MAX_UNIX_PATH or not self._relay_to(server, inner, [listening]):
+            return False
+        self._listening = listening
+        return True
+
+    def _bind_tcp_behind_relay(
+        self, server: grpc.Server, address: TcpAddress, certificates: Certificates | None
+    ) -> bool:
+        """False, with a word in the log, where there can be no relay. Raises ``UnavailableError``."""
+        listening = _listen(address)
+        self.address = TcpAddress(address.host, listening[0].getsockname()[1])
+        with tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True) as folder:
+            inner = Path(folder) / INNER
+            if certificates is None:
+                done = self._relay_to(server, inner, listening)
+            else:
+                done = self._relay_to(server, inner, [None], (listening, certificates))
+        if not done:
+            for item in listening:
+                item.close()
+        return done
+
+    def _relay_to(
+        self,
+        server: grpc.Server,
+        inner: Path,
+        listening: Sequence[socket.socket | None],
+        tls: tuple[Sequence[socket.socket], Certificates] | None = None,
+    ) -> bool:
+        """Have gRPC listen at ``inner``, and a relay to there for each socket; with ``tls``, for what comes of that."""
+        if self._peers is None:
             return False
         old = os.umask(0o177)
         try:
@@ -172,23 +216,37 @@ class Listener:
             # Without a name: nobody gets past the relay, and a killed server leaves nothing behind.
             self._inner = os.open(inner, os.O_PATH | os.O_CLOEXEC)
             inner.unlink()
-            self.relay = Relay(listening, Path(f"/proc/self/fd/{self._inner}"))
-            self.relay.start()
+            for item in listening:
+                self.relays.append(Relay(item, Path(f"/proc/self/fd/{self._inner}")))
+                self.relays[-1].start()
+            if tls is not None:
+                self._front = self._terminating(*tls)
         except (OSError, RuntimeError) as error:
             log.warning("gRPC listens without a relay: one process can hold up all: %s", error)
             self._end_relay()
-            self.relay = None
             inner.unlink(missing_ok=True)
             return False
         finally:
             os.umask(old)
-        self._listening = listening
-        self._peers.add(self.relay)
+        for relay in self.relays:
+            self._peers.add(relay, None if self._front is None else self._front.certificate)
         return True
 
+    def _terminating(self, listening: Sequence[socket.socket], certificates: Certificates) -> Front:
+        """A process that terminates TLS before the relay. Raises ``OSError`` or ``RuntimeError``."""
+        from tilewright_server.endpoints.rpc.tls.front import Front
+
+        # Each takes four descriptors of this process, not three.
+        front = Front(listening, self.relays[0], certificates, max(1, self._most * 3 // 4))
+        front.start()
+        return front
+
     def _end_relay(self) -> None:
-        if self.relay is not None:
-            self.relay.close()
+        if self._front is not None:
+            self._front.close()
+        for relay in self.relays:
+            relay.close()
+        self.relays = []
         if self._inner >= 0:
             os.close(self._inner)
             self._inner = -1
@@ -213,8 +271,10 @@ class Listener:
     def leave(self) -> None:
         """Accept nobody any more, and have clients make new calls elsewhere; the address is the successor's. Calls that
         have begun go on. Idempotent."""
-        if self.relay is not None:
-            self.relay.leave()
+        if self._front is not None:
+            self._front.leave()
+        for relay in self.relays:
+            relay.leave()
         if self._place is not None:
             self._place.leave()
 
@@ -223,6 +283,38 @@ class Listener:
         self._end_relay()
         if self._place is not None:
             self._place.close()
+
+
+def _listen(address: TcpAddress) -> list[socket.socket]:
+    """Sockets that listen at all addresses of a host; as gRPC has it, those of no host in particular of both versions
+    of IP. Raises ``UnavailableError``."""
+    listening: list[socket.socket] = []
+    port = address.port
+    try:
+        if address.host in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():
+            places = [(socket.AF_INET6, "::")]
+        else:
+            found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            places = list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found))
+        for family, host in places:
+            both = host == "::" and len(places) == 1
+            try:
+                way = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+            except OSError as error:
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(places) > 1:
+                    continue  # localhost names addresses that not every machine has
+                raise
+            way.setblocking(False)
+            listening.append(way)
+            port = way.getsockname()[1]
+    except (OSError, ValueError) as error:
+        log.debug("cannot listen on %s: %s", address, error)
+        for way in listening:
+            way.close()
+        listening = []
+    if not listening:
+        raise _unavailable(str(address))
+    return listening
 
 
 def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.ServerCredentials | None = None) -> int:
@@ -234,14 +326,18 @@ def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.S
     except RuntimeError:
         port = 0
     if not port:
-        raise UnavailableError(
-            f"cannot listen on {shown}",
-            field="listen",
-            value=shown,
-            rule="listen",
-            fix="choose an address that is free",
-        )
+        raise _unavailable(shown)
     return port
+
+
+def _unavailable(shown: str) -> UnavailableError:
+    return UnavailableError(
+        f"cannot listen on {shown}",
+        field="listen",
+        value=shown,
+        rule="listen",
+        fix="choose an address that is free",
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,33 +1,37 @@
-"""Relay of Unix connections to gRPC (``native/runtime/relay``): what one process sends cannot hold up the others.
+"""Relay of connections to gRPC (``native/runtime/relay``): what one process or host sends cannot hold up the others.
 
-gRPC takes connections and frames as they come. A relay before it counts both by the process that they come from, and
-leaves in the kernel what is beyond a rate. Bytes of calls pass as they are.
+gRPC takes connections and frames as they come. A relay before it counts both by the process, or over TCP the host, that
+they come from, and leaves in the kernel what is beyond a rate. Bytes of calls pass as they are.
 
 gRPC does not say who is at the other end either. A relay has asked the kernel when it accepted; it gives each of its
-connections to gRPC a name of its own, which gRPC shows as the peer of their calls, and finds the process by that.
+connections to gRPC a name of its own, which gRPC shows as the peer of their calls, and finds the other end by that.
 """
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import logging
 import secrets
 import socket
 import threading
-from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_uint8, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewright_native import library_path
 
-__all__ = ["Relay", "Relayed", "process_share"]
+__all__ = ["Origin", "Relay", "Relayed", "process_share"]
 
 log = logging.getLogger("tilewright.relay")
 
 BACKLOG = 4096
 
-# Rates of what one process does: so many a second, after so many at once.
+NO_PROCESS = -1
+"""In the place of a process's number: the other end is a host."""
+
+# Rates of what one process, or host, does: so many a second, after so many at once.
 CONNECTS = (100.0, 256.0)
 """Connections of a process."""
 CONTROL = (2000.0, 2000.0)
@@ -86,7 +90,17 @@ class _Counts(ctypes.Structure):
 class _Peer(ctypes.Structure):
     """``tw_relay_peer``."""
 
-    _fields_ = (("pid", c_int32), ("uid", c_uint32))
+    _fields_ = (("pid", c_int32), ("uid", c_uint32), ("host", c_uint8 * 16), ("port", c_uint32), ("tag", c_uint32))
+
+
+class Origin(NamedTuple):
+    """The other end of a connection: a process and its user, or an address of TCP as gRPC writes it. A process of a
+    namespace that is not seen here is 0. ``tag`` is that of ``adopt``, or 0."""
+
+    pid: int
+    uid: int
+    address: str = ""
+    tag: int = 0
 
 
 class Relayed(NamedTuple):
@@ -109,6 +123,8 @@ def _library() -> Any:
         library.tw_relay_open.restype = c_int32
         library.tw_relay_find.argtypes = (c_void_p, c_uint64, POINTER(_Peer))
         library.tw_relay_find.restype = c_int32
+        library.tw_relay_adopt.argtypes = (c_void_p, c_int32, POINTER(_Peer))
+        library.tw_relay_adopt.restype = c_int32
         for name in ("run", "stop", "leave", "close"):
             function = getattr(library, f"tw_relay_{name}")
             function.argtypes, function.restype = (c_void_p,), None
@@ -121,13 +137,16 @@ def _library() -> Any:
 class Relay:
     """Passes connections of ``listener`` on to the socket at ``target``, from ``start`` to ``close``."""
 
-    def __init__(self, listener: socket.socket, target: Path) -> None:
-        """``listener`` becomes the relay's. Raises ``OSError`` where the library is missing, or the system refuses."""
+    def __init__(self, listener: socket.socket | None, target: Path) -> None:
+        """``listener``, of Unix or TCP, becomes the relay's; with None, connections come by ``adopt`` alone.
+
+        Raises ``OSError`` where the library is missing, or the system refuses."""
         self._library = _library()
         self._listener = listener
         self.name = f"tilewright-{secrets.token_hex(16)}"
         """Beginning of the names of its connections to the server, which nobody can guess."""
-        config = _Config(ctypes.sizeof(_Config), listener.fileno(), bytes(target), self.name.encode())
+        number = -1 if listener is None else listener.fileno()
+        config = _Config(ctypes.sizeof(_Config), number, bytes(target), self.name.encode())
         config.connects, config.control = _Rate(*CONNECTS), _Rate(*CONTROL)
         config.resets, config.frames = _Rate(*RESETS), _Rate(*FRAMES)
         config.lists, config.list_bytes, config.open_bytes = _Rate(*LISTS), LIST_BYTES, OPEN_BYTES
@@ -151,14 +170,27 @@ class Relay:
                 self._library.tw_relay_count(self._handle, byref(counts))
         return Relayed(counts.accepted, counts.refused, counts.paced, counts.open, counts.ended)
 
-    def peer(self, number: int) -> tuple[int, int] | None:
-        """Process and user at the other end of an open connection, by the number at the end of its name; the process is
-        0 if it is of a namespace that is not seen here."""
+    def adopt(self, connection: socket.socket, address: str, port: int, tag: int) -> None:
+        """Relay a connection, which becomes the relay's, as one from the host at ``address``. Raises ``OSError``."""
+        found = ipaddress.ip_address(address.partition("%")[0])
+        host = (found if found.version == 6 else ipaddress.ip_address(f"::ffff:{found}")).packed
+        peer = _Peer(NO_PROCESS, 0, (c_uint8 * 16)(*host), port, tag)
+        with self._lock:
+            if self._handle is None or self._library.tw_relay_adopt(self._handle, connection.fileno(), byref(peer)):
+                raise OSError("the relay takes no connection")
+            connection.detach()
+
+    def peer(self, number: int) -> Origin | None:
+        """The other end of an open connection, by the number at the end of its name."""
         found = _Peer()
         with self._lock:
             if self._handle is None or self._library.tw_relay_find(self._handle, number, byref(found)):
                 return None
-        return found.pid, found.uid
+        if found.pid != NO_PROCESS:
+            return Origin(found.pid, found.uid)
+        host = ipaddress.IPv6Address(bytes(found.host))
+        address = f"ipv6:[{host}]" if host.ipv4_mapped is None else f"ipv4:{host.ipv4_mapped}"
+        return Origin(NO_PROCESS, 0, f"{address}:{found.port}", found.tag)
 
     def leave(self) -> None:
         """Accept no more connections, and have clients make new calls over new ones; calls that have begun go on."""
@@ -176,4 +208,5 @@ class Relay:
             self._library.tw_relay_stop(handle)
             self._thread.join()
         self._library.tw_relay_close(handle)
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()

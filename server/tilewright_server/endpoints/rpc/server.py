@@ -93,14 +93,14 @@ class RpcServer:
         self._threads = tuple(lanes.values())
         self.traffic = Traffic(settings.slow_call_s)
         self.traffic.tracer = open_tracer(settings.trace_endpoint, settings.trace_ratio)
-        self._front = Front(quotas, self.traffic)
+        self.peers = Peers()
+        self._front = Front(quotas, self.traffic, self.peers)
         self._make = partial(grpc.server, self._front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.server = self._make()
         self._more: list[tuple[grpc.Server, Intake]] = []
         """Servers of one service only, with what bounds their requests."""
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
-        self.peers = Peers()
         self._intake, intakes = _intakes(settings, self.peers)
         self._intakes = intakes
         identify = partial(_identify, service.sessions, gate, self.peers)

@@ -14,18 +14,20 @@ from tilewright_server.hosting.monitoring.http import HttpListener, Page, http_a
 from tilewright_server.hosting.monitoring.metrics import Metrics
 from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.service import Service
+from tilewright_server.settings import Settings
 
 __all__ = ["health_listeners", "http_listener"]
 
 log = logging.getLogger("tilewright")
 
 
-def health_listeners(rpc: RpcServer, text: str, parts: ExitStack) -> list[Listener]:
+def health_listeners(rpc: RpcServer, settings: Settings, parts: ExitStack) -> list[Listener]:
     """The listener of the setting ``health_listen``, if it names one, which ``parts`` close: gRPC's health service
     alone, without TLS, as kubelets ask for it. Raises what ``Listener.bind`` does, and ``InvalidArgumentError``."""
-    if not text:
+    if not settings.health_listen:
         return []
-    listener = Listener(TcpAddress(*http_address(text, "health_listen")))
+    address = TcpAddress(*http_address(settings.health_listen, "health_listen"))
+    listener = Listener(address, peers=rpc.peers if settings.relay else None)
     listener.bind(rpc.serve_health())
     parts.callback(listener.close)
     log.info("health checks over gRPC at %s", listener.address)
@@ -48,7 +50,7 @@ def http_listener(
     traffic = rpc.traffic
 
     def relays() -> list[Relayed]:
-        return [item.relay.counts() for item in listeners() if item.relay is not None]
+        return [relay.counts() for item in listeners() for relay in item.relays]
 
     metrics = Metrics(
         service, traffic.calls, traffic.times, traffic.classes, rpc.waiting, lambda: not readiness.reason, relays

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import ssl
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,14 @@ from typing import Any
 import grpc
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnsupportedError
+from tilewright_server.endpoints.rpc.access.contexts import TlsFiles, stamps
 from tilewright_server.settings import Settings
 
-__all__ = ["Certificates", "TlsFiles", "fingerprint", "make_certificates"]
+__all__ = ["Certificates", "fingerprint", "make_certificates"]
 
 log = logging.getLogger("tilewright.access")
 
 MOST_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """Files in PEM form."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-    """Clients must have a certificate of one of these authorities; None: clients need none."""
-    revoked: Path | None = None
-    """Revocation list of these authorities."""
 
 
 class Certificates:
@@ -42,9 +30,9 @@ class Certificates:
     def __init__(self, files: TlsFiles) -> None:
         """Raises ``InvalidArgumentError`` if a file is missing or bad, ``UnsupportedError`` without ``cryptography`` if
         a revocation list is named."""
-        self._files = files
+        self.files = files
         self._lock = threading.Lock()
-        self._stamp = self._stamps()
+        self._stamp = stamps(self.files)
         self._configuration, self._serials = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -55,20 +43,20 @@ class Certificates:
             """The configuration if it is another than the last; runs with every handshake. gRPC takes one that is given
             for a new one, and ends the process if handshakes fail while it is put in the other's place."""
             nonlocal given
-            latest = self._latest()
+            latest = self.latest()
             with self._lock:
                 if latest is given:
                     return None
                 given = latest
             return latest
 
-        needed = self._files.client_ca is not None
+        needed = self.files.client_ca is not None
         return grpc.dynamic_ssl_server_credentials(given, fetch, require_client_authentication=needed)
 
     def refresh(self) -> None:
         """Read the files again if they have changed. Raises ``InvalidArgumentError``; the old ones then stay."""
         with self._lock:
-            stamp = self._stamps()
+            stamp = stamps(self.files)
             if stamp == self._stamp:
                 return
             self._stamp = stamp  # a mistake is said once, not with every connection
@@ -79,7 +67,7 @@ class Certificates:
         """True for a client's certificate that the revocation list names."""
         return bool(self._serials) and _serial(pem) in self._serials
 
-    def _latest(self) -> Any:
+    def latest(self) -> Any:
         """Content of the files, or what they held last. Does not raise."""
         try:
             self.refresh()
@@ -89,19 +77,8 @@ class Certificates:
             log.exception("the certificates stay as they are")
         return self._configuration
 
-    def _stamps(self) -> tuple[object, ...]:
-        named = (self._files.certificate, self._files.key, self._files.client_ca, self._files.revoked)
-        stamps: list[object] = []
-        for path in named:
-            try:
-                status = path.stat() if path is not None else None
-            except OSError:
-                status = None
-            stamps.append(status and (status.st_mtime_ns, status.st_size, status.st_ino))
-        return tuple(stamps)
-
     def _read(self) -> tuple[Any, frozenset[int]]:
-        files = self._files
+        files = self.files
         chain, key = _content(files.certificate, "tls_cert"), _content(files.key, "tls_key")
         # OpenSSL says what gRPC would only find out with the first connection.
         try:

@@ -21,7 +21,8 @@ from typing import Any
 from grpc import _server as grpc_server
 from grpc._cython import cygrpc
 
-from tilewright_kit.types.errors import ResourceExhaustedError, UnsupportedError
+from tilewright_kit.types.errors import CancelledError, ResourceExhaustedError, UnsupportedError
+from tilewright_server.endpoints.rpc.access.peers import Peers, Remote
 from tilewright_server.endpoints.rpc.transport.status import set_status
 from tilewright_server.endpoints.rpc.transport.tracing import TRACEPARENT, Parts, trace_id
 from tilewright_server.endpoints.rpc.transport.traffic import REQUEST_ID, Refusal, Traffic
@@ -35,7 +36,7 @@ log = logging.getLogger("tilewright.rpc")
 SMALL_BYTES = 16 * 1024
 """Messages up to this size are not counted: the number of calls bounds them."""
 UNIX = ("unix:", "unix-abstract:")
-"""Beginnings of peers over Unix sockets; the relay's connections have names in the abstract namespace."""
+"""Beginnings of peers over Unix sockets; connections of relays have names in the abstract namespace."""
 FOREVER_S = 1e8
 """gRPC shows the absence of a deadline as a time in the far future."""
 _NEEDED = (
@@ -79,8 +80,10 @@ class WireCall:
         "_call",
         "_context",
         "_counted",
+        "_peers",
         "_quotas",
         "_refusal",
+        "_seen",
         "_state",
         "_traffic",
         "began_ns",
@@ -90,9 +93,12 @@ class WireCall:
         "parts",
     )
 
-    def __init__(self, event: Any, state: Any, quotas: Quotas, traffic: Traffic) -> None:
-        """``quotas`` count bytes that the client has not read yet, ``traffic`` the call."""
+    def __init__(self, event: Any, state: Any, quotas: Quotas, traffic: Traffic, peers: Peers) -> None:
+        """``quotas`` count bytes that the client has not read yet, ``traffic`` the call; ``peers`` know who is behind a
+        relay."""
         self._quotas = quotas
+        self._peers = peers
+        self._seen: tuple[str, Remote | None] | None = None
         self._traffic = traffic
         self._counted = False
         self._refusal: Refusal | None = None
@@ -116,8 +122,19 @@ class WireCall:
         return bool(self._context.is_active())
 
     def peer(self) -> str:
-        """Address of the other end, as gRPC writes it."""
-        return str(self._context.peer())
+        """Address of the other end, as gRPC writes it; of a process behind a relay, the name of its connection."""
+        return self._origin()[0]
+
+    def _origin(self) -> tuple[str, Remote | None]:
+        """Its peer, and the host if there is one behind a relay: the same for as long as the call lasts."""
+        if self._seen is None:
+            found = str(self._context.peer())
+            try:
+                remote = self._peers.remote(found)
+            except CancelledError:  # whoever asks for the process behind it is told
+                return found, None
+            self._seen = (found if remote is None else remote.address), remote
+        return self._seen
 
     @property
     def traced(self) -> bool:
@@ -132,6 +149,9 @@ class WireCall:
     def certificate(self) -> Mapping[str, Sequence[bytes]] | None:
         """Properties of the connection as TLS proves them, without those of a certificate if the client sent none; None
         without TLS."""
+        remote = self._origin()[1]
+        if remote is not None:
+            return remote.certificate
         found: Mapping[str, Sequence[bytes]] = self._context.auth_context()
         return found if b"ssl" in found.get("transport_security_type", ()) else None
 

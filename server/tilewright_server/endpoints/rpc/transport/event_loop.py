@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 from grpc import _server as grpc_server
 
+from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
 from tilewright_server.session.quotas import Quotas
@@ -53,16 +54,17 @@ class _End:
 class Front:
     """The server's thread pool, as far as gRPC can tell."""
 
-    def __init__(self, quotas: Quotas, traffic: Traffic) -> None:
+    def __init__(self, quotas: Quotas, traffic: Traffic, peers: Peers) -> None:
         self._quotas = quotas
         self._traffic = traffic
+        self._peers = peers
         self.begun = 0
         """Calls that have begun."""
 
     def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Entry, *rest: Any) -> _End:  # noqa: ARG002 - gRPC's signature
         """Begin a call. Runs in the event thread, and raises nothing."""
         self.begun += 1
-        call = WireCall(event, state, self._quotas, self._traffic)
+        call = WireCall(event, state, self._quotas, self._traffic, self._peers)
         try:
             call.method, call.lasting = entry.method, entry.lasting
             entry.accept(call)
