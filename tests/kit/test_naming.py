@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -209,3 +214,31 @@ def test_only_triples_that_stand_for_m_n_and_k_are_exported_so() -> None:
 
     assert Full().export_field("tile") == ("tile_shape", {"m": 128, "n": 128, "k": 32})
     assert Listed().export_field("tile") == ("tile", [128, 128, 32])
+
+
+_LOADED = """
+import pickle, sys, toy
+config = pickle.loads(bytes.fromhex(sys.argv[1]))
+sys.exit(config != toy.ToyConfig(vector=8) or hash(config) != hash(toy.ToyConfig(vector=8)))
+"""
+
+
+def test_a_configuration_that_knows_its_hash_is_another_ones_equal_in_another_process() -> None:
+    config = toy.ToyConfig(vector=8)
+    assert hash(config) == hash(config.replace(streaming=False)) == hash(toy.ToyConfig(vector=8))
+    assert hash(config) != hash(config.replace(vector=4))
+    text = pickle.dumps(config).hex()
+    places = os.pathsep.join([str(Path(toy.__file__).parent), *filter(None, sys.path)])
+    for seed in "12":
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": places}
+        subprocess.run([sys.executable, "-c", _LOADED, text], env=environment, check=True)
+
+
+def test_a_configuration_with_slots_is_hashed_too() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Slotted(KernelConfig):
+        operation: ClassVar[str] = "slotted"
+        signature_fields: ClassVar[tuple[str, ...]] = ("size",)
+        size: int = part(1)
+
+    assert len({Slotted(1), Slotted(1), Slotted(2)}) == 2

@@ -26,6 +26,10 @@ MOST = 32
 """Candidates of a GPU."""
 
 _verdicts = Verdicts(RULES)
+_configs: dict[GemmConfig, GemmConfig] = {}
+"""Candidates of earlier problems."""
+_MOST_KNOWN = 4096
+"""Of them that are kept; one more, and all are forgotten."""
 
 
 def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:
@@ -54,9 +58,16 @@ def signature_of(problem: GemmProblem) -> dict[str, Any]:
     }
 
 
+def _known(config: GemmConfig) -> GemmConfig:
+    """The same configuration, as it was made for another problem: with its name and its hash."""
+    if len(_configs) >= _MOST_KNOWN:
+        _configs.clear()
+    return _configs.setdefault(config, config)
+
+
 def gemm_candidates(problem: GemmProblem, device: DeviceInfo) -> Candidates[GemmConfig]:
     """Valid kernels for the problem, the preferred first, the most general last."""
-    asked = list(dict.fromkeys(with_signature(problem, algorithm) for algorithm in _algorithms(problem, device)))
+    asked = list(dict.fromkeys(_known(with_signature(problem, item)) for item in _algorithms(problem, device)))
     found = Candidates(asked)
     if device.arch.kind != "cpu":
         # Rules take longer than the model, so kernels without a chance are not judged.

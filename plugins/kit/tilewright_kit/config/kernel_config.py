@@ -16,6 +16,8 @@ from tilewright_kit.types.errors import InvalidArgumentError
 __all__ = ["KernelConfig"]
 
 Self = TypeVar("Self", bound="KernelConfig")
+_HASH = "_hash"
+"""Attribute in which a configuration keeps its hash."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,19 @@ class KernelConfig:
             unknown = set(getattr(cls, group)) - {*own, *inherited}
             if unknown and not made:
                 raise TypeError(f"{cls.__name__}.{group} names no field: {', '.join(sorted(unknown))}")
+        if "__hash__" not in cls.__dict__:
+            cls.__hash__ = KernelConfig._kept_hash  # type: ignore[method-assign, assignment]  # ``dataclass`` makes none
+
+    def _kept_hash(self) -> int:
+        """Hash of all fields. Candidates and what is known of them are looked up some hundred times for a problem."""
+        kept: int | None = self.__dict__.get(_HASH)
+        if kept is None:
+            kept = self.__dict__[_HASH] = hash(tuple(getattr(self, name) for name in _fields(type(self))))
+        return kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields alone: another process hashes texts differently."""
+        return {name: getattr(self, name) for name in _fields(type(self))}
 
     def _store(self, **values: object) -> None:
         """For ``__post_init__``: what follows from other fields is stored as its default, so that equal kernels have
