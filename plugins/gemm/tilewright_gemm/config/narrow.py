@@ -37,7 +37,7 @@ class Narrow:
     numpy: str
     """The type of ``ml_dtypes`` that has its values, one a byte."""
     scale_a: ScaleA
-    """What says so of A, and of B, in a kernel's signature."""
+    """Values of ``scale_a`` and ``scale_b`` that name the type in a kernel's signature."""
     scale_b: ScaleB
 
     def bytes_of(self, k: int) -> int:

@@ -45,7 +45,7 @@ _PREFETCHED = {"mem": 3.0, "compv3": 1.0}
 _SIMDS = 4
 """Rates of one unit, where the arch does not state them."""
 _NARROW_SPEED = 2.0
-"""Of instructions whose operands both have fewer than 8 bits, against those of 8-bit floats."""
+"""Rate of instructions whose operands both have fewer than 8 bits, against those of 8-bit floats."""
 _THIN, _THIN_SHARE = 4, 0.25
 """Instructions with a side of four reach a quarter of the peak."""
 _STORE_CYCLES = 0.06

@@ -29,7 +29,7 @@ _verdicts = Verdicts(RULES)
 _configs: dict[GemmConfig, GemmConfig] = {}
 """Candidates of earlier problems."""
 _MOST_KNOWN = 4096
-"""Of them that are kept; one more, and all are forgotten."""
+"""Candidates that are kept; one more, and all are forgotten."""
 
 
 def with_signature(problem: GemmProblem, config: GemmConfig) -> GemmConfig:

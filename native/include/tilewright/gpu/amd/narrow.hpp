@@ -72,7 +72,7 @@ struct NarrowAtom : Plain {
 
 template <class C, class FormA, class FormB, class TileA, class TileB, int kM, int kN>
 struct AtomFor<NarrowBytes<C, FormA, FormB>, TileA, TileB, kM, kN, false> {
-  // Of which the sums count, and where they belong: an instruction whose depth divides any tile.
+  // Place of the sums: that of an instruction whose depth divides any tile.
   using Plain = MatrixAtom<TileA, TileB, kM, kN, C::warp_tile_m, C::warp_tile_n, C::warp_tile_m == 32 ? 16 : 32>;
 #if defined(__gfx950__)
   using type = ExponentAtom<NarrowAtom<FormA, FormB, Plain, TileA, TileB>>;
@@ -85,7 +85,7 @@ template <class C, class FormA, class FormB, class TileA, class TileB, int kM, i
 struct AtomFor<Narrow<C, FormA, FormB>, TileA, TileB, kM, kN, false>
     : AtomFor<Scaled1x32<C>, TileA, TileB, kM, kN, false> {};
 
-// Whether an instruction takes both operands as they lie in memory.
+// True if an instruction takes both operands as they lie in memory.
 #if defined(__gfx950__)
 template <class C, class FormA, class FormB>
 constexpr bool kTakesNarrow = width_of<FormA> < 8 && width_of<FormA> == width_of<FormB> &&
