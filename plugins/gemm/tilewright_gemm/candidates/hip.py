@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig, Triple
-from tilewright_gemm.config.fnuz import turns_codes
+from tilewright_gemm.config.fnuz import fnuz_codes, turns_codes
 from tilewright_gemm.config.packing import VectorFormat
 from tilewright_gemm.launch.splits import splits
 from tilewright_gemm.problem.problem import GemmProblem
@@ -71,6 +71,10 @@ HIP_SHAPES = (
     HipShape((32, 16), (2, 1)),
 )
 """Shapes from many results of a workgroup to few, of all archs: those that an arch's table of waves lacks fall away."""
+_PAIRED = (HipShape((128, 224), (4, 1)), HipShape((224, 128), (1, 4)))
+"""Of which two share a unit where waves turn codes of 8-bit floats (``_shared``): 32 by 19 tiles of 4096 x 4096 are two
+for each of the 304 units of an MI300X, of which 256 tiles leave 48 idle.
+"""
 _GENERAL = (HipShape((64, 64), (2, 2)), HipShape((64, 64), (4, 2)))
 """For every problem, whatever its size."""
 
@@ -87,7 +91,8 @@ def hip_algorithms(problem: GemmProblem, device: DeviceInfo, few: bool) -> Itera
     m, n = max(item.m for item in problem.products), max(item.n for item in problem.products)
     packed = problem.packing is not None
     # A tile twice as tall or as wide as the problem wastes half its work.
-    suited = [shape for shape in HIP_SHAPES if shape.tile[0] < 2 * max(m, 16) and shape.tile[1] < 2 * max(n, 16)]
+    shapes = (*HIP_SHAPES, *_PAIRED) if fnuz_codes(problem.dtype_a, arch) else HIP_SHAPES
+    suited = [shape for shape in shapes if shape.tile[0] < 2 * max(m, 16) and shape.tile[1] < 2 * max(n, 16)]
     for shape in (*suited, *_GENERAL):
         if (*shape.wave, 1) not in arch.waves:
             continue
