@@ -324,6 +324,8 @@ HIP_CASES: tuple[Case, ...] = (
     Case("backward_not_compv5", "pipeline", HIP_DATA, {"pipeline": "compv5"}, _MI),
     Case("pipeline_template", "pipeline", HIP, {"pipeline": "preshufflev2"}, _MI),
     Case("pipeline_template", "pipeline", HIP, {"pipeline": "comp_async"}, "gfx950"),
+    Case("taps_vectors", "vector_sizes", HIP, {"pipeline": "taps", "vector_sizes": (4, 8, 8)}, _MI),
+    Case("taps_product", "pipeline", HIP_WEIGHT, {"pipeline": "taps"}, _MI),
     Case("warp_coverage", "vector_sizes", HIP.replace(tile=(256, 128, 32)), {"vector_sizes": (2, 8, 8)}, _MI),
     Case("warp_coverage", "vector_sizes", HIP_DATA.replace(tile=(128, 256, 32)), {"vector_sizes": (4, 2, 8)}, _MI),
     Case(

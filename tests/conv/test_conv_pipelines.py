@@ -18,6 +18,7 @@ from tilewright_native import include_dir
 FOLDER = Path(tilewright_grouped_conv.__file__).parent
 OWN_NAMES = {
     "IM2COL_PIPELINE": {"config/config.py", "config/pipelines.py", "candidates/im2col.py"},
+    "TAPS_PIPELINE": {"config/config.py", "config/pipelines.py", "candidates/taps.py"},
     "BULK_PIPELINE": {"config/config.py", "config/pipelines.py", "candidates/direct.py", "kernel_sets/cuda.py"},
 }
 """Words that name a pipeline, and the modules that may: its record, and what makes its configurations."""

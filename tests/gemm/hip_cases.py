@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.config import GemmConfig, Triple
 from tilewright_gemm.pipelines.candidates import with_signature
+from tilewright_gemm.pipelines.records import pipeline_of
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.vocabulary import LAYOUTS, Epilogue
 from tilewright_kit.contract.problem import OperationRequest
@@ -50,13 +51,18 @@ def pairs_of(arch: ArchSpec) -> list[tuple[str, str]]:
     return [(a, b) for a, b, _ in (key.split("_") for key in arch.warp_tiles)]
 
 
+def pipelines_of(arch: ArchSpec) -> list[str]:
+    """The arch's pipelines of products; others are convolution's."""
+    return [name for name in arch.pipelines if pipeline_of(GemmConfig(pipeline=name), arch)]
+
+
 def cases(arch: ArchSpec, every: int = 1) -> Iterator[Case]:
     """One or more cases for every warp tile of every pair of types; every ``every``-th of them."""
     rng = random.Random(arch.name)
     tiles = [(a, b, tile) for a, b in pairs_of(arch) for tile in arch.warp_tiles[_key(arch, a, b)]]
     # Where there is one tile for every type, each type meets every layout and pipeline.
     rounds = max(4 * len(pairs_of(arch)) // len(tiles), 1)
-    plain = [name for name in arch.pipelines if name not in arch.preshuffle_pipelines]
+    plain = [name for name in pipelines_of(arch) if name not in arch.preshuffle_pipelines]
     for number, ((a, b, tile), _) in enumerate(itertools.product(tiles, range(rounds))):
         pipeline = _deal(plain, number)
         offer = arch.pipeline(pipeline)

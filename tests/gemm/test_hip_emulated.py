@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from gemm_runner import draw
-from hip_cases import STEPS, VARIANTS, Case, cases, pairs_of
+from hip_cases import STEPS, VARIANTS, Case, cases, pairs_of, pipelines_of
 from hip_runner import HipRunner
 from hip_units import HAVE_HIP, HIP_ARCHS, WITHOUT_HIP
 from sampling import partly
@@ -94,7 +94,7 @@ def test_the_cases_hold_every_kind_of_kernel(name: str) -> None:
         for a, b in pairs_of(arch)
         for tile in arch.warp_tiles[f"{a}_{b}_{arch.acc_dtype(a, b)}"]
     }
-    plain = set(arch.pipelines) - set(arch.preshuffle_pipelines)
+    plain = set(pipelines_of(arch)) - set(arch.preshuffle_pipelines)
     for kind, values in {
         "layout": set(LAYOUTS), "variant": set(VARIANTS), "step": set(STEPS), "pipeline": plain,
         "epilogue": {"cshuffle", "default"}, "scheduler": {"intrawave", "interwave"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hip_cases import pipelines_of
 from hip_units import HIP_ARCHS
 
 import tilewright_arch
@@ -117,7 +118,7 @@ def test_the_essential_set_is_small_and_holds_every_kind_of_kernel(name: str) ->
     assert 20 <= len(kernels) <= 60
     assert not [config.name for config, _ in KERNEL_SETS["essential"].rejected(arch, RULES)]
     assert {config.table_key for config in kernels} == set(arch.warp_tiles)
-    assert {config.pipeline for config in kernels} == set(arch.pipelines)
+    assert {config.pipeline for config in kernels} == set(pipelines_of(arch))
     assert {config.layout for config in kernels} == set(LAYOUTS)
     assert {config.epilogue.value for config in kernels} == {"cshuffle", "default"}
     assert {config.scheduler for config in kernels} >= {"intrawave", "interwave"}

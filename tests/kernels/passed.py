@@ -42,16 +42,16 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*NATIVE, "native/runtime"),
         (
             "test_amd_compile", "test_amd_gemm", "test_amd_pipelines", "test_conv_amd", "test_conv_cpu",
-            "test_conv_gpu", "test_conv_gpu_compile", "test_fmha_amd", "test_fmha_backward_gpu", "test_fmha_cpu",
-            "test_fmha_gpu", "test_fmha_paged_cpu", "test_fmha_split_cpu", "test_gemm", "test_gpu_compile",
-            "test_gpu_gemm", "test_sm90_compile", "test_toolchains",
+            "test_conv_gpu", "test_conv_gpu_compile", "test_conv_taps", "test_fmha_amd", "test_fmha_backward_gpu",
+            "test_fmha_cpu", "test_fmha_gpu", "test_fmha_paged_cpu", "test_fmha_split_cpu", "test_gemm",
+            "test_gpu_compile", "test_gpu_gemm", "test_sm90_compile", "test_toolchains",
         ),
     ),
     "emulator": (
         ("tests/emulator", *NATIVE),
         (
-            "test_conv_mutants", "test_fmha_mutants", "test_launch", "test_listing", "test_memory_order",
-            "test_mutants", "test_short_buffers",
+            "test_conv_mutants", "test_conv_tap_mutants", "test_fmha_mutants", "test_launch", "test_listing",
+            "test_memory_order", "test_mutants", "test_short_buffers",
         ),
     ),
     "gemm": (

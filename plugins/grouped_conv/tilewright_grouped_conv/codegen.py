@@ -130,6 +130,7 @@ def _constants(config: ConvConfig) -> dict[str, str]:
         "scale_b": "column" if scaled and not config.channels_first else "none" if scaled else config.scale,
         "direction": _DIRECTIONS[config.direction],
         "kind": config.kind,
+        "pipeline": form_of(config.pipeline).written or config.pipeline,
         "persistent": form_of(config.pipeline).persistent,
         "linear_rows": not config.mapped_rows,
         "pixel_tile": _list(config.pixel_tile),
@@ -140,7 +141,7 @@ def _constants(config: ConvConfig) -> dict[str, str]:
     for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
         values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}
     for field in (
-        "pipeline", "pad_m", "pad_n", "pad_k", "split_k", "binary", "unary", "ndim", "channels_first", "accumulate",
+        "pad_m", "pad_n", "pad_k", "split_k", "binary", "unary", "ndim", "channels_first", "accumulate",
         "unpadded", "channel_tile",
     ):  # fmt: skip
         values[field] = getattr(config, field)

@@ -21,6 +21,7 @@ __all__ = [
     "CONFIGS",
     "DIRECT_PIPELINE",
     "IM2COL_PIPELINE",
+    "TAPS_PIPELINE",
     "ConvBackwardDataConfig",
     "ConvBackwardWeightConfig",
     "ConvConfig",
@@ -33,6 +34,8 @@ BULK_PIPELINE = "bulk"
 """Likewise: of merged groups whose tensors are moved by a copy engine."""
 IM2COL_PIPELINE = "ws"
 """Pipeline of Hopper: producer waves gather pixels by the copy engine, through im2col maps."""
+TAPS_PIPELINE = "taps"
+"""Pipeline of AMD GPUs: steps along k keep within a tap, and what taps add to a pixel's place is known ahead."""
 _ONE: Triple = (1, 1, 1)
 
 

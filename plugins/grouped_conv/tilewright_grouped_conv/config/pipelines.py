@@ -10,7 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright_arch import ArchSpec
-from tilewright_grouped_conv.config.config import BULK_PIPELINE, DIRECT_PIPELINE, IM2COL_PIPELINE, ConvConfig
+from tilewright_grouped_conv.config.config import (
+    BULK_PIPELINE,
+    DIRECT_PIPELINE,
+    IM2COL_PIPELINE,
+    TAPS_PIPELINE,
+    ConvConfig,
+)
 
 __all__ = [
     "BULK",
@@ -21,6 +27,7 @@ __all__ = [
     "HIP_PRODUCTS",
     "IM2COL",
     "PRODUCTS",
+    "TAPS",
     "PipelineForm",
     "form_of",
     "offered_pipelines",
@@ -45,6 +52,10 @@ class PipelineForm:
     """Kernels compute a matrix product; those of the others have names of this operation."""
     header: str = ""
     """Header of the kernels; empty: by what they compute."""
+    written: str = ""
+    """Name of the pipeline in the kernel's source; empty: its own."""
+    whole_steps: bool = False
+    """Channels of a group fill whole steps along k, in accesses of 16 bytes; images are gathered for rows."""
     persistent: bool = False
     """Workgroups stay for several tiles."""
     wave_groups: bool = False
@@ -97,7 +108,15 @@ IM2COL = PipelineForm(
     wide_offsets=True,
     copy_bytes=16,
 )
-PRODUCTS = (CPU_PRODUCTS, HIP_PRODUCTS, CUDA_PRODUCTS, IM2COL)
+TAPS = PipelineForm(
+    (TAPS_PIPELINE,),
+    ("hip",),
+    "conv_gpu.cu.in",
+    header="taps.hpp",
+    written="compv4",
+    whole_steps=True,
+)
+PRODUCTS = (CPU_PRODUCTS, HIP_PRODUCTS, CUDA_PRODUCTS, IM2COL, TAPS)
 """Implicit and pointwise products, the preferred pipeline first."""
 CPU_LOOPS = PipelineForm((DIRECT_PIPELINE,), ("cpu",), "conv_cpu.cpp.in", is_product=False)
 GPU_LOOPS = PipelineForm((DIRECT_PIPELINE,), ("cuda", "hip"), "conv_gpu.cu.in", is_product=False)

@@ -13,16 +13,19 @@ from tilewright_grouped_conv.candidates.cpu import cpu_loop_algorithms, cpu_prod
 from tilewright_grouped_conv.candidates.direct import bulk_algorithms, loop_algorithms
 from tilewright_grouped_conv.candidates.gpu import product_algorithms
 from tilewright_grouped_conv.candidates.im2col import im2col_algorithms
+from tilewright_grouped_conv.candidates.taps import tap_algorithms
 from tilewright_grouped_conv.config import pipelines as forms
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.cost.cpu import predict_cpu
 from tilewright_grouped_conv.cost.gpu import bulk_parts, loop_parts, predict_gpu, product_parts
 from tilewright_grouped_conv.cost.im2col import im2col_parts
+from tilewright_grouped_conv.cost.taps import tap_parts
 from tilewright_grouped_conv.footprint.im2col import im2col_mismatches
 from tilewright_grouped_conv.launch.gpu import gpu_stages
 from tilewright_grouped_conv.launch.im2col import im2col_stages
 from tilewright_grouped_conv.launch.tma_groups import bulk_mismatches, bulk_stages
 from tilewright_grouped_conv.pipelines.record import Pipeline
+from tilewright_grouped_conv.rules.taps import taps_mismatches
 
 __all__ = ["PIPELINES", "pipeline_of"]
 
@@ -48,6 +51,13 @@ PIPELINES: tuple[Pipeline, ...] = (
         algorithms=loop_algorithms,
         predict=partial(predict_gpu, parts_of=loop_parts),
         stages=gpu_stages,
+    ),
+    Pipeline(
+        form=forms.TAPS,
+        algorithms=tap_algorithms,
+        predict=partial(predict_gpu, parts_of=tap_parts),
+        stages=gpu_stages,
+        mismatches=taps_mismatches,
     ),
     Pipeline(
         form=forms.HIP_PRODUCTS,

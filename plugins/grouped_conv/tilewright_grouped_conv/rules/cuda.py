@@ -49,10 +49,11 @@ def _sizes_known(config: ConvConfig, arch: ArchSpec) -> bool:
 
 
 def backward_pipeline(config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
-    """AMD: gradients are computed by ``compv3`` or ``mem``."""
+    """AMD: gradients are computed by ``compv3`` or ``mem``, the image's by ``taps`` too."""
     if arch.kind != "hip" or config.direction is Direction.FORWARD or not config.is_matrix:
         return
-    if config.pipeline in arch.pipelines and config.pipeline not in _HIP_BACKWARD:
+    taps = config.direction is Direction.BACKWARD_DATA and form_of(config.pipeline).whole_steps
+    if config.pipeline in arch.pipelines and config.pipeline not in _HIP_BACKWARD and not taps:
         reason = f"gradients take pipeline {' or '.join(_HIP_BACKWARD)}"
         yield Violation("backward_pipeline", "pipeline", config.pipeline, reason, {"pipeline": "compv3"})
 
