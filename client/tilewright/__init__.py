@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from tilewright.sync.plan import Bound, Plan, Stream
     from tilewright.tensor.device_array import DeviceArray
     from tilewright.tensor.resident import PackedTensor, ResidentTensor
+    from tilewright.transport.request_ids import request_id
     from tilewright.transport.tracing import trace_launches
     from tilewright.types.dtypes import DTYPES
     from tilewright.types.narrow import pack_narrow, unpack_narrow
@@ -118,6 +119,7 @@ __all__ = [
     "pack_int4",
     "pack_narrow",
     "quantize_int4",
+    "request_id",
     "trace_launches",
     "unpack_int4",
     "unpack_narrow",
@@ -142,6 +144,7 @@ _PLACES = {
         "sync.plan": "Bound Plan Stream",
         "tensor.device_array": "DeviceArray",
         "tensor.resident": "PackedTensor ResidentTensor",
+        "transport.request_ids": "request_id",
         "transport.tracing": "trace_launches",
         "types.dtypes": "DTYPES",
         "types.narrow": "pack_narrow unpack_narrow",

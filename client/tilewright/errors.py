@@ -67,6 +67,8 @@ class TilewrightError(Exception):
     code: ClassVar[str] = "internal"
     repeatable = False
     """True if the session, or a connection of it, ended before the call had begun: it may be made again."""
+    request = ""
+    """Id of the call, by which the server's log has it; empty for a mistake that was seen before anything was sent."""
 
     def __init__(
         self,
@@ -260,7 +262,7 @@ def from_detail(detail: error_pb2.ErrorDetail, otherwise: type[TilewrightError] 
     """The exception that a detail describes; an unknown code becomes ``otherwise``."""
     kind = _BY_CODE.get(detail.code, otherwise)
     late = kind is DeadlineError
-    return kind(
+    found = kind(
         detail.message or detail.code or "the server gave no reason",
         field=detail.field or ("timeout" if late else ""),
         value=detail.value,
@@ -270,6 +272,8 @@ def from_detail(detail: error_pb2.ErrorDetail, otherwise: type[TilewrightError] 
         log_tail=detail.log_tail,
         retry_after=detail.retry_after_ms / 1000 if detail.retry_after_ms else None,
     )
+    found.request = detail.request
+    return found
 
 
 def from_status(status: grpc.StatusCode | None, text: str | None, metadata: Iterable[Any] | None) -> TilewrightError:

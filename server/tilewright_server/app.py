@@ -159,7 +159,7 @@ class Application:
         if settings.health_listen:
             from tilewright_server.hosting.monitoring.pages import health_listeners
 
-            self._more_listeners += health_listeners(self.rpc, settings, self._parts)
+            self._more_listeners += health_listeners(self.rpc, settings, self.inherited, self._parts)
         connections = Connections([item.address for item in self._all_listeners()], settings.max_connections)
         connections.start()  # ends those of whoever has too many
         self._parts.callback(connections.close)
@@ -171,7 +171,7 @@ class Application:
         make_ready(settings, self.engine, wanted)
         if self.local is not None:
             self.local.start()
-        self.rpc.start(self.engine.operations)
+        self.rpc.start(self.engine.operations, self._all_listeners())
         if self.http is not None:
             self.http.start()
         opening = (self.engine, self.readiness, self._ending)

@@ -40,6 +40,7 @@ from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import awaiting, awaiting_as
+from tilewright.transport.request_ids import Metadata, named
 from tilewright.transport.rpc import Flow, Rpc, Wait, Work
 from tilewright.transport.tracing import CallSpan, call_span
 from tilewright.types.arguments import Placement, Priority
@@ -231,14 +232,18 @@ class Client:
         method = step.method
         if step.local:
             return await asyncio.to_thread(call_local, connection.session, step)
+        metadata = connection.names.next()
         try:
             if not method.streams:
                 span = call_span(method.path)
                 if span is not None:
-                    return await self._traced(connection, step, span)
-                return method.parse(await connection.unary(method.path)(serialised(step.request), timeout=step.timeout))
+                    return await self._traced(connection, step, span, metadata)
+                ask = connection.unary(method.path)
+                reply = await ask(serialised(step.request), timeout=step.timeout, metadata=metadata)
+                return method.parse(reply)
             messages = []
-            stream = connection.channel.unary_stream(method.path)(serialised(step.request), timeout=step.timeout)
+            begin = connection.channel.unary_stream(method.path)
+            stream = begin(serialised(step.request), timeout=step.timeout, metadata=metadata)
             try:
                 async for data in stream:
                     messages.append(method.parse(data))
@@ -248,15 +253,15 @@ class Client:
                 stream.cancel()
             return messages
         except grpc.RpcError as error:
-            raise call_failed(self._subject, connection.session, error, method) from None
+            raise named(call_failed(self._subject, connection.session, error, method), metadata) from None
         except grpc.aio.UsageError as error:
             raise channel_closed(self._subject, connection.session, error) from None
 
     @staticmethod
-    async def _traced(connection: Connection, step: Rpc, span: CallSpan) -> Any:
+    async def _traced(connection: Connection, step: Rpc, span: CallSpan, metadata: Metadata) -> Any:
         try:
             ask = connection.unary(step.method.path)
-            reply = await ask(serialised(step.request), timeout=step.timeout, metadata=span.metadata)
+            reply = await ask(serialised(step.request), timeout=step.timeout, metadata=(*metadata, *span.metadata))
         except BaseException as error:
             span.end(error)
             raise

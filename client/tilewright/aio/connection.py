@@ -14,6 +14,7 @@ from tilewright.errors import ResourceExhaustedError
 from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.recovery import Patience
 from tilewright.session.state import Core, Session
+from tilewright.transport.request_ids import Names
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
 __all__ = ["Connection", "FlowRunner"]
@@ -30,6 +31,8 @@ class Connection:
         self.pid = os.getpid()
         self.channel: Any = None
         self.calls: dict[str, Any] = {}
+        self.names = Names()
+        """Ids of its calls."""
         self.posted: set[Any] = set()
         self._users = 0
         self._retired = False
@@ -59,7 +62,8 @@ class Connection:
         self.channel = channel(core.target, core.tls, grpc.aio)
         try:
             with identified(core.target, core.priority) as metadata:
-                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=metadata)
+                named = (*metadata, *self.names.next())
+                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=named)
                 try:
                     first = await asyncio.wait_for(self.lease.read(), timeout)
                 except (grpc.RpcError, asyncio.TimeoutError) as error:

@@ -20,6 +20,7 @@ from tilewright.gpu.streams import stream_handle
 from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
 from tilewright.sync.pipeline import no_pipeline
+from tilewright.transport.request_ids import Metadata, named
 from tilewright.transport.rpc import EXECUTE_STREAM
 from tilewright.transport.tracing import CallSpan, call_span
 from tilewright_proto.v1 import dispatch_pb2
@@ -167,13 +168,16 @@ class Stream:
         self._tasks: list[asyncio.Task[None]] = []
         self._call: Any = None
         self._span: CallSpan | None = None
+        self._metadata: Metadata = ()
 
     async def __aenter__(self) -> Stream:
         await self._client._drive(self._plan.live)
         self._connection = self._client._connected().use()
         self._span = call_span(EXECUTE_STREAM)
         open_stream = self._connection.channel.stream_stream(EXECUTE_STREAM)
-        self._call = open_stream(metadata=self._span.metadata if self._span is not None else None)
+        self._metadata = self._connection.names.next()
+        traced = self._span.metadata if self._span is not None else ()
+        self._call = open_stream(metadata=(*self._metadata, *traced))
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         return self
 
@@ -244,7 +248,7 @@ class Stream:
                 for future, result in done:
                     self._settle(future, result)
         except grpc.RpcError as failure:
-            error = call_failed(self._client._subject, self._connection.session, failure)
+            error = named(call_failed(self._client._subject, self._connection.session, failure), self._metadata)
         except asyncio.CancelledError:
             error = CancelledError("the stream was cancelled", rule="stream_open")
         except Exception as failure:

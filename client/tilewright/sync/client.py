@@ -46,6 +46,7 @@ from tilewright.tensor import export as exports
 from tilewright.tensor import shared as arrays
 from tilewright.tensor.resident import BufferState
 from tilewright.transport.drive import blocking, blocking_as
+from tilewright.transport.request_ids import Metadata, named
 from tilewright.transport.rpc import Flow, Rpc, Wait, Work
 from tilewright.transport.tracing import CallSpan, call_span
 from tilewright.types.arguments import Placement, Priority
@@ -244,14 +245,17 @@ class Client:
         method = call.method
         if call.local:
             return call_local(connection.session, call)
+        metadata = connection.names.next()
         try:
             if not method.streams:
                 span = call_span(method.path)
                 if span is not None:
-                    return self._traced(connection, call, span)
-                return method.parse(connection.unary(method.path)(serialised(call.request), timeout=call.timeout))
+                    return self._traced(connection, call, span, metadata)
+                ask = connection.unary(method.path)
+                return method.parse(ask(serialised(call.request), timeout=call.timeout, metadata=metadata))
             messages = []
-            stream = connection.channel.unary_stream(method.path)(serialised(call.request), timeout=call.timeout)
+            begin = connection.channel.unary_stream(method.path)
+            stream = begin(serialised(call.request), timeout=call.timeout, metadata=metadata)
             try:
                 for data in stream:
                     messages.append(method.parse(data))
@@ -261,15 +265,15 @@ class Client:
                 stream.cancel()
             return messages
         except grpc.RpcError as error:
-            raise call_failed(self._subject, connection.session, error, method) from None
+            raise named(call_failed(self._subject, connection.session, error, method), metadata) from None
         except ValueError as error:
             raise channel_closed(self._subject, connection.session, error) from None
 
     @staticmethod
-    def _traced(connection: Connection, call: Rpc, span: CallSpan) -> Any:
+    def _traced(connection: Connection, call: Rpc, span: CallSpan, metadata: Metadata) -> Any:
         try:
             ask = connection.unary(call.method.path)
-            reply = ask(serialised(call.request), timeout=call.timeout, metadata=span.metadata)
+            reply = ask(serialised(call.request), timeout=call.timeout, metadata=(*metadata, *span.metadata))
         except BaseException as error:
             span.end(error)
             raise

@@ -16,6 +16,7 @@ from tilewright.errors import ResourceExhaustedError
 from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.recovery import Patience
 from tilewright.session.state import Core, Session
+from tilewright.transport.request_ids import Names
 from tilewright.transport.rpc import OPEN_SESSION, Flow
 
 __all__ = ["Connection", "FlowRunner"]
@@ -30,6 +31,8 @@ class Connection:
     def __init__(self, core: Core, timeout: float) -> None:
         self._pid = os.getpid()
         self._calls: dict[str, Any] = {}
+        self.names = Names()
+        """Ids of its calls."""
         patience = Patience(timeout, core.retries)
         while True:
             try:
@@ -48,7 +51,8 @@ class Connection:
         self.channel = channel(core.target, core.tls)
         try:
             with identified(core.target, core.priority) as metadata:
-                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=metadata)
+                named = (*metadata, *self.names.next())
+                self.lease = self.channel.unary_stream(OPEN_SESSION)(open_request(core.name), metadata=named)
                 self.session: Session = opened(self._first(core, timeout))
             self.session.open_local(core.target, core.timeout)
         except BaseException:

@@ -20,6 +20,7 @@ from tilewright.session.grpc import call_failed
 from tilewright.session.state import check_timeout
 from tilewright.sync.connection import FlowRunner
 from tilewright.sync.launch_handle import Launch
+from tilewright.transport.request_ids import named
 from tilewright.transport.rpc import EXECUTE_STREAM, MISSED
 from tilewright.transport.tracing import call_span
 from tilewright_proto.v1 import dispatch_pb2
@@ -156,7 +157,9 @@ class Stream:
         self._connection = client._connected()
         self._span = call_span(EXECUTE_STREAM)
         open_stream = self._connection.channel.stream_stream(EXECUTE_STREAM)
-        self._call = open_stream(self._requests(), metadata=self._span.metadata if self._span is not None else None)
+        self._metadata = self._connection.names.next()
+        traced = self._span.metadata if self._span is not None else ()
+        self._call = open_stream(self._requests(), metadata=(*self._metadata, *traced))
         self._reader = threading.Thread(target=self._read, name="tilewright-stream", daemon=True)
         self._reader.start()
 
@@ -237,7 +240,7 @@ class Stream:
                 for future, result in done:
                     self._settle(future, result)
         except grpc.RpcError as failure:
-            error = call_failed(self._client._subject, self._connection.session, failure)
+            error = named(call_failed(self._client._subject, self._connection.session, failure), self._metadata)
         except Exception as failure:
             error = UnavailableError(f"the stream broke: {failure}", field="stream", rule="stream_open")
             self._call.cancel()

@@ -15,7 +15,7 @@ MAX_LAUNCHES = 64
 MAX_PARTS = 128
 """Descriptors of one packet."""
 
-HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT, OPEN_SIGNALS, TRACE = 1, 2, 3, 4, 5, 6, 7
+HELLO, CALL, LAUNCH, ATTACH, OPEN_EVENT, OPEN_SIGNALS, TRACE, REQUEST = 1, 2, 3, 4, 5, 6, 7, 8
 """Kinds. A reply has ``REPLIED`` besides."""
 CONTEXT_BYTES = 1008
 """The longest payload of ``TRACE``."""

@@ -55,8 +55,8 @@ class Lane:
         connection, words = self.connection, {"tilewright.launch": "server"}
         self.ask = launching(connection.ask, "launch", words, self.answers, connection.announce)
         """``ask(packet, sequence)`` of the connection."""
-        self.send = launching(connection.send, "launch", words, "", connection.announce)
-        """``send(packet)`` of the connection."""
+        self.send = launching(connection.post, "launch", words, "", connection.announce)
+        """``post(packet)`` of the connection."""
 
     @property
     def broken(self) -> str:

@@ -31,6 +31,7 @@ from tilewright.errors import (
 )
 from tilewright.transport import frames
 from tilewright.transport.frames import HEADER
+from tilewright.transport.request_ids import given
 from tilewright.transport.tracing import local_span
 from tilewright_proto.v1 import error_pb2, local_pb2
 
@@ -72,6 +73,8 @@ class Connection:
         """Why it cannot be used any more."""
         self.traces = False
         """The server takes the contexts of traces."""
+        self._told: str | None = None
+        """Id that the server has for what comes next; None: it takes none."""
         self.spin_ns = 0
         """How long ``ask`` looks for its reply before it sleeps."""
         self._buffer = bytearray(frames.PACKET_BYTES)
@@ -99,7 +102,9 @@ class Connection:
         _, reply = self._receive()
         if isinstance(reply, TilewrightError):
             raise reply
-        self.traces = local_pb2.HelloReply.FromString(reply.payload).traces
+        hello = local_pb2.HelloReply.FromString(reply.payload)
+        self.traces = hello.traces
+        self._told = "" if hello.requests else None
 
     def request(self, kind: int, value: int, payload: bytes = b"", fds: Sequence[int] = (), slot: int = 0) -> Reply:
         """Send a packet and wait for its reply. Raises what the server answers, ``UnavailableError`` if it went away,
@@ -121,6 +126,18 @@ class Connection:
                 data = data.partition(b"\n")[0]
             self.send(HEADER.pack(frames.TRACE, 0, 0, 0, 0) + data)
         return self.traces
+
+    def name_requests(self) -> None:
+        """Tell the server the id that the program gives to what it asks for now, if it knows another one."""
+        name = given.get()
+        if name != self._told and self._told is not None:
+            self.send(HEADER.pack(frames.REQUEST, 0, 0, 0, 0) + name.encode())
+            self._told = name
+
+    def post(self, data: bytes | bytearray) -> None:
+        """Send a packet of launches that nobody waits for here."""
+        self.name_requests()
+        self.send(data)
 
     def next_sequence(self) -> int:
         sequence = self.sequence = (self.sequence + 1) & 0xFFFFFFFF
@@ -179,6 +196,8 @@ class Connection:
         """
         if self.broken:
             raise self._gone()
+        if given.get() != self._told:
+            self.name_requests()
         if not self._try_send(data, ()):
             self.send(data)
         try:
@@ -341,6 +360,7 @@ class Control:
         with self._lock:
             connection = self._connection
             span = local_span(frames.METHODS[method]) if connection.traces else None
+            connection.name_requests()
             if span is None:
                 return connection.request(frames.CALL, method, request, fds)
             with span:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftilewright_proto/v1/error.proto\x12\rtilewright.v1\"\xbd\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\t\x12\x0c\n\x04rule\x18\x05 \x01(\t\x12\x0b\n\x03\x66ix\x18\x06 \x01(\t\x12,\n\nviolations\x18\x07 \x03(\x0b\x32\x18.tilewright.v1.Violation\x12\x10\n\x08log_tail\x18\x08 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\t \x01(\x03\"\xa3\x01\n\tViolation\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12.\n\x03\x66ix\x18\x05 \x03(\x0b\x32!.tilewright.v1.Violation.FixEntry\x1a*\n\x08\x46ixEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x65\n\rtilewright.v1P\x01Z\x1atilewright/v1;tilewrightv1\xa2\x02\x04TWV1\xaa\x02\rTilewright.V1\xca\x02\rTilewright\\V1\xea\x02\x0eTilewright::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftilewright_proto/v1/error.proto\x12\rtilewright.v1\"\xce\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\t\x12\x0c\n\x04rule\x18\x05 \x01(\t\x12\x0b\n\x03\x66ix\x18\x06 \x01(\t\x12,\n\nviolations\x18\x07 \x03(\x0b\x32\x18.tilewright.v1.Violation\x12\x10\n\x08log_tail\x18\x08 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\t \x01(\x03\x12\x0f\n\x07request\x18\n \x01(\t\"\xa3\x01\n\tViolation\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12.\n\x03\x66ix\x18\x05 \x03(\x0b\x32!.tilewright.v1.Violation.FixEntry\x1a*\n\x08\x46ixEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x65\n\rtilewright.v1P\x01Z\x1atilewright/v1;tilewrightv1\xa2\x02\x04TWV1\xaa\x02\rTilewright.V1\xca\x02\rTilewright\\V1\xea\x02\x0eTilewright::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VIOLATION_FIXENTRY']._loaded_options = None
   _globals['_VIOLATION_FIXENTRY']._serialized_options = b'8\001'
   _globals['_ERRORDETAIL']._serialized_start=51
-  _globals['_ERRORDETAIL']._serialized_end=240
-  _globals['_VIOLATION']._serialized_start=243
-  _globals['_VIOLATION']._serialized_end=406
-  _globals['_VIOLATION_FIXENTRY']._serialized_start=364
-  _globals['_VIOLATION_FIXENTRY']._serialized_end=406
+  _globals['_ERRORDETAIL']._serialized_end=257
+  _globals['_VIOLATION']._serialized_start=260
+  _globals['_VIOLATION']._serialized_end=423
+  _globals['_VIOLATION_FIXENTRY']._serialized_start=381
+  _globals['_VIOLATION_FIXENTRY']._serialized_end=423
 # @@protoc_insertion_point(module_scope)

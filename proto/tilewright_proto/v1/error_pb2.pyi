@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("code", "message", "field", "value", "rule", "fix", "violations", "log_tail", "retry_after_ms")
+    __slots__ = ("code", "message", "field", "value", "rule", "fix", "violations", "log_tail", "retry_after_ms", "request")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class ErrorDetail(_message.Message):
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     field: str
@@ -26,7 +27,8 @@ class ErrorDetail(_message.Message):
     violations: _containers.RepeatedCompositeFieldContainer[Violation]
     log_tail: str
     retry_after_ms: int
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., value: _Optional[str] = ..., rule: _Optional[str] = ..., fix: _Optional[str] = ..., violations: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ..., log_tail: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    request: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., value: _Optional[str] = ..., rule: _Optional[str] = ..., fix: _Optional[str] = ..., violations: _Optional[_Iterable[_Union[Violation, _Mapping]]] = ..., log_tail: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., request: _Optional[str] = ...) -> None: ...
 
 class Violation(_message.Message):
     __slots__ = ("rule", "field", "value", "reason", "fix")

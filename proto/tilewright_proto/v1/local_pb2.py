@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftilewright_proto/v1/local.proto\x12\rtilewright.v1\"(\n\x15OpenLaunchPageRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"&\n\x13OpenLaunchPageReply\x12\x0f\n\x07records\x18\x01 \x01(\r\"\\\n\nHelloReply\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x14\n\x0cpacket_bytes\x18\x02 \x01(\r\x12\x10\n\x08launches\x18\x03 \x01(\r\x12\x0e\n\x06traces\x18\x04 \x01(\x08\x42\x65\n\rtilewright.v1P\x01Z\x1atilewright/v1;tilewrightv1\xa2\x02\x04TWV1\xaa\x02\rTilewright.V1\xca\x02\rTilewright\\V1\xea\x02\x0eTilewright::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftilewright_proto/v1/local.proto\x12\rtilewright.v1\"(\n\x15OpenLaunchPageRequest\x12\x0f\n\x07session\x18\x01 \x01(\x0c\"&\n\x13OpenLaunchPageReply\x12\x0f\n\x07records\x18\x01 \x01(\r\"n\n\nHelloReply\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x14\n\x0cpacket_bytes\x18\x02 \x01(\r\x12\x10\n\x08launches\x18\x03 \x01(\r\x12\x0e\n\x06traces\x18\x04 \x01(\x08\x12\x10\n\x08requests\x18\x05 \x01(\x08\x42\x65\n\rtilewright.v1P\x01Z\x1atilewright/v1;tilewrightv1\xa2\x02\x04TWV1\xaa\x02\rTilewright.V1\xca\x02\rTilewright\\V1\xea\x02\x0eTilewright::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,5 +37,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENLAUNCHPAGEREPLY']._serialized_start=92
   _globals['_OPENLAUNCHPAGEREPLY']._serialized_end=130
   _globals['_HELLOREPLY']._serialized_start=132
-  _globals['_HELLOREPLY']._serialized_end=224
+  _globals['_HELLOREPLY']._serialized_end=242
 # @@protoc_insertion_point(module_scope)

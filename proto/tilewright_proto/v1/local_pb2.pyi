@@ -17,13 +17,15 @@ class OpenLaunchPageReply(_message.Message):
     def __init__(self, records: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("server_version", "packet_bytes", "launches", "traces")
+    __slots__ = ("server_version", "packet_bytes", "launches", "traces", "requests")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     PACKET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LAUNCHES_FIELD_NUMBER: _ClassVar[int]
     TRACES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     packet_bytes: int
     launches: int
     traces: bool
-    def __init__(self, server_version: _Optional[str] = ..., packet_bytes: _Optional[int] = ..., launches: _Optional[int] = ..., traces: bool = ...) -> None: ...
+    requests: bool
+    def __init__(self, server_version: _Optional[str] = ..., packet_bytes: _Optional[int] = ..., launches: _Optional[int] = ..., traces: bool = ..., requests: bool = ...) -> None: ...

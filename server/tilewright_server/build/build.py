@@ -13,6 +13,7 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.build.cache.artifacts import ArtifactMeta
+from tilewright_server.protocol.request_ids import current
 
 __all__ = ["Build", "BuildEvent", "BuildState", "SharedState", "SharedStore", "Waiter"]
 
@@ -82,6 +83,8 @@ class Build:
         self.key = key
         self.name = name
         self.state: BuildState = "queued"
+        self.request = current()
+        """Id of the request that asked for it first."""
         self.build_ns = 0
         self.error: TilewrightError | None = None
         self._listeners: list[Callable[[BuildEvent], None]] = []

@@ -29,6 +29,7 @@ from tilewright_server.build.failures import from_outside, shutting_down, unwant
 from tilewright_server.build.fair_queue import FairQueue, Party, Place
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
 from tilewright_server.build.workers.standing_back import standing_back
+from tilewright_server.protocol.request_ids import serve
 
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "SharedStore", "Waiter"]
 
@@ -289,7 +290,9 @@ class BuildPool:
         while (found := self._next()) is not None:
             begin = time.monotonic_ns()
             job, place = found
+            serve(job.build)
             self._run(job)
+            serve(None)
             spent = time.monotonic_ns() - begin
             with self._changed:
                 self._queue.give_back(place, spent)

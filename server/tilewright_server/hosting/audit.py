@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.endpoints.rpc.transport.traffic import AUDIT_LOGGER
-from tilewright_server.hosting.logs import JsonFormatter, LogHandler
+from tilewright_server.protocol.log_lines import JsonFormatter, LogHandler
 
 __all__ = ["open_audit_log"]
 

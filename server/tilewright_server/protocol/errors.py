@@ -9,6 +9,7 @@ import secrets
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.types import errors as kit
 from tilewright_proto.v1 import error_pb2
+from tilewright_server.protocol.request_ids import current
 
 __all__ = ["MAX_DETAIL", "MAX_MESSAGE", "as_tilewright_error", "clean", "to_detail", "to_violation"]
 
@@ -42,6 +43,7 @@ def to_detail(error: kit.TilewrightError, limit: int = MAX_DETAIL) -> error_pb2.
         rule=clean(error.rule, 200),
         fix=clean(error.fix, MAX_MESSAGE),
         log_tail=clean(error.log_tail[-MAX_LOG_TAIL:], MAX_LOG_TAIL),
+        request=current(),
     )
     if error.retry_after_s is not None:
         detail.retry_after_ms = max(1, int(error.retry_after_s * 1000))

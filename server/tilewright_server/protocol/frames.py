@@ -47,6 +47,7 @@ class Kind(IntEnum):
     OPEN_EVENT = 5
     OPEN_SIGNALS = 6
     TRACE = 7
+    REQUEST = 8
 
 
 def packet(kind: int, flags: int = 0, slot: int = 0, sequence: int = 0, value: int = 0, payload: bytes = b"") -> bytes:

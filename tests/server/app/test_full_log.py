@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rpc_harness import Client, ServerProcess, eventually, inline
 
-from tilewright_server.hosting.logs import MOST_WAITING, LogHandler
+from tilewright_server.protocol.log_lines import MOST_WAITING, LogHandler
 
 FULL = Path("/dev/full")
 

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rpc_harness import REAL, Client, ServerProcess, eventually, inline
+from rpc_harness import REAL, Client, ServerProcess, eventually, free_port, inline
 
 import tilewright
 from tilewright_server.hosting.monitoring.http import http_address
@@ -27,12 +27,6 @@ ROOT = Path(__file__).resolve().parents[3]
 SUFFIX = re.compile(r"_(total|bucket|count|sum)$")
 TOTAL = "tilewright_requests_total"
 SERVE = [sys.executable, "-m", "tilewright_tools.cli", "serve"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -121,7 +115,9 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert found["tilewright_connections_total", "result=accepted"] >= 2
         assert found["tilewright_connections_total", "result=refused"] == 0
         assert found["process_resident_memory_bytes", ""] > 0
-        assert re.search(r" INFO \S+: built \w*gemm\w* arch=\S+ ms=\d+$", server.log(), re.MULTILINE), server.log()
+        assert re.search(r" INFO \S+: built \w*gemm\w* arch=\S+ ms=\d+ request=\S+$", server.log(), re.MULTILINE), (
+            server.log()
+        )
         families = {family.name for family in parser.text_string_to_metric_families(get(port, "/metrics")[1])}
         named = {SUFFIX.sub("", name) for name in dashboard_metrics()}
         assert named and named <= families

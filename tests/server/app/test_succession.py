@@ -12,9 +12,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from rpc_harness import REAL, Client, ServerProcess, eventually
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from rpc_harness import FAKE, REAL, Client, ServerProcess, eventually, free_port
 
 import tilewright as tw
 
@@ -126,6 +128,52 @@ def test_an_upgrade_under_load_loses_no_call(tmp_path: Path, local_socket: bool)
     assert server.wait() == 0
     assert server.log().count("serves now, this one ends") == 2
     assert [item.name for item in tmp_path.iterdir() if item.name.startswith("s.sock")] == []
+
+
+class Probes:
+    """A kubelet's gRPC probes, each over a connection of its own, one after the other."""
+
+    def __init__(self, port: int) -> None:
+        self.answers: list[str] = []
+        self._address = f"127.0.0.1:{port}"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def ask(self) -> str:
+        """Status, or the error instead of one."""
+        kind = health_pb2.HealthCheckResponse.ServingStatus
+        with grpc.insecure_channel(self._address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            except grpc.RpcError as error:
+                return str(error.code())
+        return str(kind.Name(reply.status))
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.02):
+            self.answers.append(self.ask())
+
+    def __enter__(self) -> Probes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_probes_over_grpc_are_answered_throughout_an_upgrade(tmp_path: Path) -> None:
+    port = free_port()
+    with Server(tmp_path, FAKE, health_listen=f"127.0.0.1:{port}") as server, Probes(port) as probes:
+        assert eventually(lambda: len(probes.answers) > 5, 60)
+        pid = server.succeed(server.pid)
+        before = len(probes.answers)
+        assert eventually(lambda: len(probes.answers) > before + 5, 60)
+        assert set(probes.answers) == {"SERVING"}, (probes.answers, server.log())
+        os.kill(pid, signal.SIGTERM)
+        assert eventually(lambda: ended(pid), 60)
+        assert probes.ask() == "StatusCode.UNAVAILABLE", "the last one takes the port with it"
+    assert server.log().count(f"health checks over gRPC at 127.0.0.1:{port}") == 2
 
 
 def test_a_server_goes_on_if_its_successor_cannot_start(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import mmap
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -220,6 +221,12 @@ class Client:
 
     def binding(self, plan: int, *locations: tp.Location) -> dp.BindRequest:
         return dp.BindRequest(session=self.token, execution=dp.Execution(plan=plan, locations=locations))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def floats(*shape: int) -> tp.TensorSpec:

@@ -18,6 +18,7 @@ from tilewright_kit.types.errors import NotFoundError
 from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer, trace_id
 from tilewright_server.engine.client import ANONYMOUS
+from tilewright_server.protocol.request_ids import Given
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")
 pytest.importorskip(
@@ -40,7 +41,7 @@ def collector() -> Iterator[Receiver]:
 
 def ended(tracer: Tracer, parent: str | bytes | None, error: tuple[str, str] | None = None) -> None:
     metadata = () if parent is None else (("traceparent", parent),)
-    tracer.ended("tilewright.v1.Dispatch/Run", 10_000, ANONYMOUS, metadata, PARTS, error)
+    tracer.ended("tilewright.v1.Dispatch/Run", 10_000, ANONYMOUS, metadata, PARTS, error, Given("chat-1"))
 
 
 def test_a_trace_goes_from_the_program_through_the_client_to_the_parts_of_the_call(
@@ -88,6 +89,7 @@ def test_calls_of_a_client_that_does_not_record_are_not_recorded() -> None:
     ended(tracer, f"00-{TRACE}-{SPAN}-01")
     assert memory.names == ["plan", "queue", "device", "tilewright.v1.Dispatch/Run"]
     assert {f"{span.get_span_context().trace_id:032x}" for span in memory.exporter.get_finished_spans()} == {TRACE}
+    assert memory.exporter.get_finished_spans()[-1].attributes["tilewright.request"] == "chat-1"
 
 
 def test_the_ratio_decides_on_calls_without_a_trace() -> None:

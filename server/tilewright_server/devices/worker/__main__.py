@@ -1,4 +1,5 @@
-"""``python -m tilewright_server.devices.worker CONTROL EVENTS AREA``: descriptors that a server has passed on."""
+"""``python -m tilewright_server.devices.worker CONTROL EVENTS AREA FORM``: descriptors that a server has passed on, and
+the form of its log, which is this process' too."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import sys
 
 from tilewright_server.devices.worker.exchange.shared_area import Area
 from tilewright_server.devices.worker.host import serve
+from tilewright_server.protocol.log_lines import LogHandler, formatter
 
 __all__ = ["main"]
 
@@ -24,9 +26,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    logging.basicConfig(
-        stream=sys.stderr, level="INFO", format="%(asctime)s %(levelname)s %(name)s (device process): %(message)s"
-    )
+    handler = LogHandler(sys.stderr)
+    handler.setFormatter(formatter(sys.argv[4], "device process"))
+    logging.basicConfig(level="INFO", handlers=[handler])
     control, events, area = (int(text) for text in sys.argv[1:4])
     shared = Area(area)
     shared.close_fd()

@@ -22,7 +22,7 @@ from tilewright_server.devices.errors import closed
 from tilewright_server.devices.lifetime import DeviceAddress
 from tilewright_server.devices.tracing import TracedSink
 from tilewright_server.devices.worker.bulk_copy import copy
-from tilewright_server.devices.worker.exchange.channel import PACKET_BYTES, Op
+from tilewright_server.devices.worker.exchange.channel import NAME_BYTES, PACKET_BYTES, Op
 from tilewright_server.devices.worker.exchange.serialise import (
     geometry_record,
     handle_from,
@@ -31,6 +31,7 @@ from tilewright_server.devices.worker.exchange.serialise import (
 )
 from tilewright_server.devices.worker.process import END_S, Loss, WorkerProcess
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES
+from tilewright_server.protocol.request_ids import current
 
 __all__ = ["RemoteStream", "WorkerDevice", "WorkerModule", "WorkerProgram"]
 
@@ -85,7 +86,7 @@ class WorkerProgram:
         self.number = number
         self._operands = operands
         self._stages = stages
-        self._packet = struct.Struct(f"{HEADER.format}{operands + 1}Q")
+        self._packet = struct.Struct(f"{HEADER.format}{NAME_BYTES}s{operands + 1}Q")
         self._times = struct.Struct(f"<{stages}Q")
         self._is_short = max(self._packet.size, HEADER_BYTES + self._times.size) <= PACKET_BYTES
         life.programs[number] = self
@@ -104,11 +105,12 @@ class WorkerProgram:
                 rule="operand_count",
                 fix="report it as a fault of the server",
             )
-        packet = self._packet.pack(Op.RUN, 0, 0, max(1, repeat), self.number, workspace, *addresses)
+        name, repeat = current().encode(), max(1, repeat)
+        packet = self._packet.pack(Op.RUN, 0, 0, repeat, self.number, name, workspace, *addresses)
         if self._is_short:
             return self._times.unpack_from(life.exchange(packet), HEADER_BYTES)
         with life.channel() as channel:
-            channel.send(Op.RUN, sequence=max(1, repeat), value=self.number, payload=packet[HEADER_BYTES:])
+            channel.send(Op.RUN, sequence=repeat, value=self.number, payload=packet[HEADER_BYTES:])
             return self._times.unpack(life.reply(channel).payload)
 
 

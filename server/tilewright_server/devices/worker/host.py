@@ -20,10 +20,21 @@ from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.contract import DeviceLostError, LockingDevice, MonitoredDevice, Program, WorkerSpec
 from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.devices.worker.dispatcher import Hosted
-from tilewright_server.devices.worker.exchange.channel import COPY, FAILED, TIMES, Channel, Op, Packet, pack_error
+from tilewright_server.devices.worker.exchange.channel import (
+    COPY,
+    FAILED,
+    NAME_BYTES,
+    TIMES,
+    Channel,
+    Op,
+    Packet,
+    pack_error,
+)
 from tilewright_server.devices.worker.exchange.serialise import info_from, spec_from
 from tilewright_server.devices.worker.exchange.shared_area import Area
 from tilewright_server.protocol.frames import HEADER, HEADER_BYTES, REPLY_KIND
+from tilewright_server.protocol.request_ids import Given
+from tilewright_server.protocol.request_ids import serve as serve_request
 
 __all__ = ["EXIT_LOST", "serve"]
 
@@ -124,6 +135,7 @@ class Host:
                     self._answer(channel, packet)
                 finally:
                     packet.close()
+                    serve_request(None)
         channel.close()
 
     def _answer(self, channel: Channel, packet: Packet) -> None:
@@ -141,7 +153,8 @@ class Host:
     def _run(self, channel: Channel, packet: Packet) -> None:
         number = packet.value
         program: Program = self.hosted.programs[number]
-        workspace, *addresses = memoryview(packet.payload).cast("Q").tolist()
+        _serve_named(packet.payload[:NAME_BYTES])
+        workspace, *addresses = memoryview(packet.payload)[NAME_BYTES:].cast("Q").tolist()
         # Left as it is if this is the end of the device: it says who was there.
         place = 2 * (channel.slot + 1)
         self._places[place] = number
@@ -181,6 +194,7 @@ class Host:
     def _call(self, channel: Channel, packet: Packet) -> None:
         arguments = packet.json()
         method = arguments.pop("method")
+        _serve_named(arguments.pop("request", "").encode())
         if method == "connect":
             self._connect(packet.fds.pop(0), **arguments)
             channel.send(Op.CALL | REPLY_KIND)
@@ -206,6 +220,12 @@ _HANDLERS: dict[int, Callable[[Host, Channel, Packet], None]] = {
     Op.CALL: Host._call,
     Op.DROP: Host._drop,
 }
+
+
+def _serve_named(name: bytes) -> None:
+    """Note that this thread serves the request of that id from now on; empty for none."""
+    text = name.rstrip(b"\0").decode("utf-8", "ignore")
+    serve_request(Given(text) if text else None)
 
 
 def _json(record: object) -> bytes:

@@ -47,6 +47,8 @@ from tilewright_server.protocol.frames import (
     malformed,
     packet,
 )
+from tilewright_server.protocol.request_ids import new_id, printable
+from tilewright_server.protocol.request_ids import serve as serve_request
 
 __all__ = ["LaunchLoop", "SynchronousStream"]
 
@@ -124,10 +126,18 @@ class LaunchLoop:
         self._traced = traced
         self._context = b""
         """Context of the next packet, on streams that cannot measure one."""
+        self._given = ""
+        self._name = new_id()
+        self._sequence = 0
         self._bindings: dict[int, tuple[Program, tuple[int, ...], int]] = {}
         self._device_ns = self._launches = 0
         self._workspace = 0
         self._closed = False
+
+    @property
+    def request(self) -> str:
+        """Id of the packet that is served: the one that the client gave, or one by its sequence number."""
+        return self._given or f"{self._name}-{self._sequence}"
 
     @property
     def is_synchronous(self) -> bool:
@@ -184,6 +194,7 @@ class LaunchLoop:
 
     def serve(self) -> None:
         """Until the client hangs up. The stream and the connection are closed then, and all bindings forgotten."""
+        serve_request(self)
         try:
             if self._serving is not None:
                 self._serve_packets(self._serving)
@@ -196,6 +207,7 @@ class LaunchLoop:
                 self._lost(error)
         finally:
             self._end()
+            serve_request(None)
 
     def _serve_packets(self, stream: ServingStream) -> None:
         connection, skip = self._connection.fileno(), False
@@ -314,6 +326,9 @@ class LaunchLoop:
             if kind == Kind.TRACE:
                 self._trace(bytes(data[HEADER_BYTES:]))
                 return b""
+            if kind == Kind.REQUEST:
+                self._given = printable(bytes(data[HEADER_BYTES:]))
+                return b""
             if kind != Kind.OPEN_EVENT:
                 raise malformed("this connection carries launches only", kind)
             if self._events is not None and (why := self._events()):
@@ -333,12 +348,16 @@ class LaunchLoop:
                 rule="binding_id",
                 fix="bind again: bindings end with their memory, their plan and their connection",
             )
+        self._sequence = sequence
         reply = error_packet(kind, slot, sequence, error)
         if isinstance(error, DeviceLostError) and self._lost is not None:
             with suppress(OSError):
                 self._connection.send(reply)
             self._lost(error)
-        elif not isinstance(error, TilewrightError):
+        elif isinstance(error, TilewrightError):
+            fields = {"field": error.field, "rule": error.rule}
+            log.info("refused: %s", error.reason, extra={"fields": fields})
+        else:
             log.error("a launch failed", exc_info=error)
         return reply
 

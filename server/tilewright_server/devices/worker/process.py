@@ -32,6 +32,8 @@ from tilewright_server.devices.worker.exchange.channel import FAILED, TIMES, Cha
 from tilewright_server.devices.worker.exchange.serialise import info_record, spec_record
 from tilewright_server.devices.worker.exchange.shared_area import CONNECTIONS, Area
 from tilewright_server.protocol.frames import HEADER
+from tilewright_server.protocol.log_lines import chosen
+from tilewright_server.protocol.request_ids import current
 from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Loss", "WorkerProcess"]
@@ -133,7 +135,7 @@ class WorkerProcess(Lifetime):
         """Start the process, hear what it says, bury it. The process asks for its own end with that of the thread that
         started it, so this thread stays for as long as it lives."""
         try:
-            command = run_module("tilewright_server.devices.worker", *map(str, fds))
+            command = run_module("tilewright_server.devices.worker", *map(str, fds), chosen())
             # What it prints belongs to the log; stdout may be a pipe that somebody reads the server's address from.
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=fds)
         except Exception as error:  # whatever it is: somebody waits for the outcome
@@ -260,7 +262,7 @@ class WorkerProcess(Lifetime):
 
     def call(self, method: str, fds: Sequence[int] = (), **arguments: Any) -> tuple[dict[str, Any], list[int]]:
         """Call a method of ``Hosted``; descriptors of the answer are the caller's to close. Raises what it raises."""
-        payload = json.dumps({"method": method, **arguments}).encode()
+        payload = json.dumps({"method": method, "request": current(), **arguments}).encode()
         with self.channel() as channel:
             channel.send(Op.CALL, payload=payload, fds=fds)
             reply = self.reply(channel)

@@ -14,14 +14,18 @@ from tilewright_server.endpoints.kserve.owners import LoadedPlan, Owners
 from tilewright_server.endpoints.kserve.regions import SharedMemory
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, call_of, lane, parse_as
+from tilewright_server.endpoints.rpc.transport.traffic import Refusal, log_refusal
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.client import Client
 from tilewright_server.protocol.errors import MAX_MESSAGE, as_tilewright_error, clean
+from tilewright_server.protocol.request_ids import Given, current, printable
+from tilewright_server.protocol.request_ids import serve as serve_request
 from tilewright_server.service import Service
 
 __all__ = ["SERVICE", "KServeServicer"]
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+STREAM = f"{SERVICE.full_name}/ModelStreamInfer"
 EXTENSIONS = (
     "model_repository",
     "model_configuration",
@@ -112,6 +116,7 @@ class KServeServicer:
     # Inference
 
     def model_infer(self, request: pb.ModelInferRequest, context: WireCall) -> pb.ModelInferResponse:
+        context.call_it(request.id)
         return self._inference.infer(request, call_of(context))
 
     @lane(Lane.STREAM)
@@ -120,10 +125,13 @@ class KServeServicer:
         message: Any = None
         try:
             message = parse_as(pb.ModelInferRequest, data)
+            if message.id:
+                serve_request(Given(printable(message.id)))
             reply = self._inference.infer(message, Call.within(None, cancellation, client))
             return pb.ModelStreamInferResponse(infer_response=reply).SerializeToString()
         except Exception as error:
             known = as_tilewright_error(error)
+            log_refusal(STREAM, Refusal.of(known), client, current())
             failed = pb.ModelStreamInferResponse(error_message=clean(str(known), MAX_MESSAGE))
             if message is not None:
                 failed.infer_response.id = message.id

@@ -24,6 +24,7 @@ from tilewright_server.endpoints.local.listener import check_peer
 from tilewright_server.endpoints.local.seqpacket import MAX_PACKET, Wire, close_all
 from tilewright_server.endpoints.local.shared_thread import SharedThread
 from tilewright_server.endpoints.rpc.transport.tracing import PacketTrace, Tracer
+from tilewright_server.endpoints.rpc.transport.traffic import Refusal, log_refusal
 from tilewright_server.engine.call import WouldWaitError
 from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
@@ -38,6 +39,8 @@ from tilewright_server.protocol.frames import (
     malformed,
     packet,
 )
+from tilewright_server.protocol.request_ids import new_id, printable
+from tilewright_server.protocol.request_ids import serve as serve_request
 from tilewright_server.session.processes import is_known
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ SHORT_NS = 20_000
 ROW = 16
 """After so many launches of that kind, one after the other, a connection is read by that thread."""
 _MAX_SHORT = 1024
+NAMES = {item.value: item.name.title().replace("_", "") for item in Kind}
+"""Names of packets in the log."""
 
 
 class Registry(Protocol):
@@ -108,13 +113,21 @@ class Connection:
         self._tracer = registry.tracer
         self._context = b""
         """Trace that the next packet is part of."""
+        self._given = ""
+        self._name = new_id()
         self._short: set[int] = set()
         """Bindings whose launches are short."""
         self._row = 0
         """Launches of these since something else was asked for."""
 
+    @property
+    def request(self) -> str:
+        """Id of the packet that is served: the one that its client gave, or one by its sequence number."""
+        return self._given or f"{self._name}-{_named(self.wire.head)[2]}"
+
     def run(self) -> None:
         """Serve until either side ends it; then everything that was made over it ends."""
+        serve_request(self)
         try:
             if self._introduced():
                 self._serve()
@@ -182,12 +195,13 @@ class Connection:
                 packet_bytes=MAX_PACKET,
                 launches=MAX_FRAMES,
                 traces=self._tracer is not None,
+                requests=True,
             )
             wire.send(packet(Kind.HELLO | REPLY_KIND, 0, slot, sequence, VERSION, hello.SerializeToString()))
             return True
         finally:
             close_all(descriptors)
-        wire.send(error_packet(Kind.HELLO, slot, sequence, error))
+        wire.send(self._refused(Kind.HELLO, slot, sequence, error))
         return False
 
     def _hello(self, kind: int, version: int, token: bytes) -> None:
@@ -239,7 +253,7 @@ class Connection:
                         return
             except TilewrightError as error:  # noqa: PERF203 - the connection goes on
                 kind, slot, sequence = _named(wire.head)
-                wire.send(error_packet(kind, slot, sequence, error))
+                wire.send(self._refused(kind, slot, sequence, error))
             finally:
                 if descriptors:
                     close_all(descriptors)
@@ -264,7 +278,7 @@ class Connection:
                 failure = as_tilewright_error(error)
                 if trace is not None:
                     trace.failed(failure)
-                send(error_packet(kind, slot, sequence, failure))
+                send(self._refused(kind, slot, sequence, failure))
             else:
                 if alone and value not in self._short:
                     self._learn(session, value, outcome)
@@ -274,6 +288,12 @@ class Connection:
                     send(HEADER.pack(_LAUNCH_REPLY, 0, slot, sequence, outcome.device_ns))
         if trace is not None:
             trace.end()
+
+    def _refused(self, kind: int, slot: int, sequence: int, error: TilewrightError, method: int = 0) -> bytes:
+        """The reply to what was refused or failed, once the log has a line on it."""
+        name = f"tilewright.local/{self._calls.name(method) if kind == Kind.CALL and self._calls else NAMES.get(kind)}"
+        log_refusal(name, Refusal.of(error), self.client, self.request)
+        return error_packet(kind, slot, sequence, error)
 
     def _trace(self, method: str) -> PacketTrace | None:
         """Trace of the packet that was read, if its client wants one."""
@@ -304,7 +324,9 @@ class Connection:
         except WouldWaitError:
             return False
         except Exception as error:
-            reply = error_packet(kind, slot, sequence, as_tilewright_error(error))
+            serve_request(self)
+            reply = self._refused(kind, slot, sequence, as_tilewright_error(error))
+            serve_request(None)
         else:
             if outcome.device_ns >= SHORT_NS:
                 self._short.discard(value)
@@ -319,6 +341,9 @@ class Connection:
         payload = bytes(data[HEADER_BYTES:])
         if kind == Kind.TRACE and not descriptors:
             self._context = payload[:MAX_CONTEXT]
+            return False
+        if kind == Kind.REQUEST and not descriptors:
+            self._given = printable(payload)
             return False
         try:
             if kind == Kind.CALL:
@@ -335,7 +360,7 @@ class Connection:
         except OSError:
             raise
         except Exception as error:
-            self.wire.send(error_packet(kind, slot, sequence, as_tilewright_error(error)))
+            self.wire.send(self._refused(kind, slot, sequence, as_tilewright_error(error), value))
             return False
 
     def _call(self, slot: int, sequence: int, method: int, payload: bytes, descriptors: list[int]) -> None:
@@ -375,7 +400,7 @@ class Connection:
         try:
             attachments.publish(attachment)
         except TilewrightError as error:  # the device reads the connection already: it must end, after the answer
-            self.wire.send(error_packet(Kind.ATTACH, slot, sequence, error))
+            self.wire.send(self._refused(Kind.ATTACH, slot, sequence, error))
             return
         with contextlib.suppress(OSError):
             self.wire.send(packet(Kind.ATTACH | REPLY_KIND, 0, slot, sequence))

@@ -19,11 +19,11 @@ MOST_VIOLATIONS = 3
 """Few and short: all metadata of a reply together has 8 KiB at many peers, and our own detail has them all."""
 
 
-def status_details(error: kit.TilewrightError, code: grpc.StatusCode, text: str) -> bytes:
+def status_details(error: kit.TilewrightError, code: grpc.StatusCode, text: str, request_id: str = "") -> bytes:
     """The serialised status with the message ``text``, which must be the call's own.
 
     It has ``ErrorInfo`` with rule and fix; ``BadRequest`` for a field that is wrong, ``QuotaFailure`` for what is used
-    up, and ``RetryInfo`` if trying again helps.
+    up, ``RetryInfo`` if trying again helps, and ``RequestInfo`` with ``request_id``.
     """
     # Imported with the first error: a server that starts need not wait for them.
     from google.protobuf.any_pb2 import Any as Packed
@@ -51,6 +51,8 @@ def status_details(error: kit.TilewrightError, code: grpc.StatusCode, text: str)
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(max(1, int(error.retry_after_s * 1000)))
         found.append(retry)
+    if request_id:
+        found.append(error_details_pb2.RequestInfo(request_id=request_id))
     status = status_pb2.Status(code=code.value[0], message=text)
     for detail in found:
         packed = Packed()

@@ -20,7 +20,7 @@ import grpc
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
-from tilewright_server.protocol.inherited import Inherited
+from tilewright_server.protocol.inherited import SOCKET, Inherited
 from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess, own_place
 from tilewright_server.protocol.unix_place import UnixPlace
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tilewright_server.endpoints.rpc.access.credentials import Certificates
     from tilewright_server.endpoints.rpc.tls.front import Front
 
-__all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
+__all__ = ["Listener", "ProbeListener", "TcpAddress", "UnixAddress", "parse_address"]
 
 log = logging.getLogger("tilewright.listen")
 
@@ -118,8 +118,16 @@ class Listener:
         self._inner = -1
         self._most = most
         self._front: Front | None = None
+        self._waiting: list[Relay] = []
         self._listening: socket.socket | None = None
         self._place: UnixPlace | None = None
+
+    def start(self) -> None:
+        """Accept on a socket that was taken over: from here on, a server that had it before need not. Others are
+        accepted on as soon as they are bound. Idempotent. Raises ``RuntimeError`` if the system refuses a thread."""
+        waiting, self._waiting = self._waiting, []
+        for relay in waiting:
+            relay.start()
 
     def bind(self, server: grpc.Server, certificates: Certificates | None = None) -> None:
         """Bind ``server`` to the address. Over TCP, ``certificates`` have it speak TLS.
@@ -150,7 +158,7 @@ class Listener:
 
     def _take_over(self, server: grpc.Server, path: Path, given: socket.socket) -> None:
         """Raises ``UnavailableError`` where there can be no relay, which alone takes a socket."""
-        if not self._relayed(server, path, given):
+        if not self._relayed(server, path, given, at_once=False):
             given.close()
             raise UnavailableError(
                 "gRPC takes no socket that was made before: only the relay can accept on it",
@@ -175,10 +183,12 @@ class Listener:
             undo.pop_all()
         return True
 
-    def _relayed(self, server: grpc.Server, path: Path, listening: socket.socket) -> bool:
-        """Have a relay accept on ``listening``; False, with a word in the log, where there can be none."""
+    def _relayed(self, server: grpc.Server, path: Path, listening: socket.socket, *, at_once: bool = True) -> bool:
+        """Have a relay accept on ``listening``, at once or from ``start`` on; False, with a word in the log, where there can be none."""
         inner = path.with_name(INNER + secrets.token_hex(4))
-        if len(os.fsencode(str(inner))) > MAX_UNIX_PATH or not self._relay_to(server, inner, [listening]):
+        if len(os.fsencode(str(inner))) > MAX_UNIX_PATH or not self._relay_to(
+            server, inner, [listening], at_once=at_once
+        ):
             return False
         self._listening = listening
         return True
@@ -187,12 +197,12 @@ class Listener:
         self, server: grpc.Server, address: TcpAddress, certificates: Certificates | None
     ) -> bool:
         """False, with a word in the log, where there can be no relay. Raises ``UnavailableError``."""
-        listening = _listen(address)
+        listening, at_once = self._tcp_sockets(address)
         self.address = TcpAddress(address.host, listening[0].getsockname()[1])
         with tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True) as folder:
             inner = Path(folder) / INNER
             if certificates is None:
-                done = self._relay_to(server, inner, listening)
+                done = self._relay_to(server, inner, listening, at_once=at_once)
             else:
                 done = self._relay_to(server, inner, [None], (listening, certificates))
         if not done:
@@ -200,12 +210,18 @@ class Listener:
                 item.close()
         return done
 
+    def _tcp_sockets(self, address: TcpAddress) -> tuple[list[socket.socket], bool]:
+        """Sockets for an address, and True if they are to be accepted on at once. Raises ``UnavailableError``."""
+        return _listen(address), True
+
     def _relay_to(
         self,
         server: grpc.Server,
         inner: Path,
         listening: Sequence[socket.socket | None],
         tls: tuple[Sequence[socket.socket], Certificates] | None = None,
+        *,
+        at_once: bool = True,
     ) -> bool:
         """Have gRPC listen at ``inner``, and a relay to there for each socket; with ``tls``, for what comes of that."""
         if self._peers is None:
@@ -218,7 +234,10 @@ class Listener:
             inner.unlink()
             for item in listening:
                 self.relays.append(Relay(item, Path(f"/proc/self/fd/{self._inner}")))
-                self.relays[-1].start()
+                if at_once:
+                    self.relays[-1].start()
+                else:
+                    self._waiting.append(self.relays[-1])
             if tls is not None:
                 self._front = self._terminating(*tls)
         except (OSError, RuntimeError) as error:
@@ -283,6 +302,27 @@ class Listener:
         self._end_relay()
         if self._place is not None:
             self._place.close()
+
+
+class ProbeListener(Listener):
+    """A TCP address whose sockets go over to a successor."""
+
+    _shared: Sequence[socket.socket] = ()
+
+    def _tcp_sockets(self, address: TcpAddress) -> tuple[list[socket.socket], bool]:
+        given: list[socket.socket] = []
+        for host in dict.fromkeys((address.host, "::" if address.host == "0.0.0.0" else address.host)):
+            while self._inherited is not None and (found := self._inherited.tcp(host, address.port)) is not None:
+                given.append(found)
+        found_or_made = given or _listen(address)
+        self._shared = tuple(found_or_made)
+        return found_or_made, not given
+
+    def shared(self) -> list[tuple[int, str]]:
+        """See ``Listener``."""
+        if not self.relays:
+            return super().shared()
+        return [(item.fileno(), SOCKET) for item in self._shared]
 
 
 def _listen(address: TcpAddress) -> list[socket.socket]:

@@ -18,6 +18,7 @@ from tilewright_kit.types.errors import CancelledError
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
 from tilewright_server.endpoints.rpc.access.gate import Gate
 from tilewright_server.endpoints.rpc.access.peers import Peers
+from tilewright_server.endpoints.rpc.listeners import Listener
 from tilewright_server.endpoints.rpc.services.dispatch import TOKEN_FIELD, DispatchServicer
 from tilewright_server.endpoints.rpc.services.health import HealthServicer
 from tilewright_server.endpoints.rpc.services.kernels import KernelsServicer
@@ -143,11 +144,13 @@ class RpcServer:
         self._more.append((server, intake))
         return server
 
-    def start(self, operations: Iterable[str]) -> None:
-        """Take calls; healthy as a whole and for each operation."""
+    def start(self, operations: Iterable[str], listeners: Iterable[Listener] = ()) -> None:
+        """Take calls; healthy as a whole and for each operation. From now on ``listeners`` accept."""
         start(self.server, self._intake.tick)
         for server, intake in self._more:
             start(server, intake.tick)
+        for listener in listeners:
+            listener.start()
         for name in [health.OVERALL_HEALTH, *(f"tilewright.{operation}" for operation in operations)]:
             self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 

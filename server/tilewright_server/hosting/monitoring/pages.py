@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from tilewright_server.endpoints.readiness import Readiness
-from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress
+from tilewright_server.endpoints.rpc.listeners import Listener, ProbeListener, TcpAddress
 from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.endpoints.rpc.server import RpcServer
 from tilewright_server.hosting.monitoring.http import HttpListener, Page, http_address
@@ -21,13 +21,13 @@ __all__ = ["health_listeners", "http_listener"]
 log = logging.getLogger("tilewright")
 
 
-def health_listeners(rpc: RpcServer, settings: Settings, parts: ExitStack) -> list[Listener]:
+def health_listeners(rpc: RpcServer, settings: Settings, inherited: Inherited, parts: ExitStack) -> list[Listener]:
     """The listener of the setting ``health_listen``, if it names one, which ``parts`` close: gRPC's health service
     alone, without TLS, as kubelets ask for it. Raises what ``Listener.bind`` does, and ``InvalidArgumentError``."""
     if not settings.health_listen:
         return []
     address = TcpAddress(*http_address(settings.health_listen, "health_listen"))
-    listener = Listener(address, peers=rpc.peers if settings.relay else None)
+    listener = ProbeListener(address, peers=rpc.peers if settings.relay else None, inherited=inherited)
     listener.bind(rpc.serve_health())
     parts.callback(listener.close)
     log.info("health checks over gRPC at %s", listener.address)

@@ -42,6 +42,7 @@ from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.devices.worker import device as worker_device
 from tilewright_server.devices.worker.device import WorkerDevice
+from tilewright_server.protocol.request_ids import Given, serve
 
 pytestmark = pytest.mark.slow
 
@@ -130,13 +131,22 @@ def test_address_of_no_device_is_refused(bench: Bench) -> None:
     bench.check_that_it_adds()
 
 
-def test_device_that_reports_its_loss_ends_its_worker(hosted: Callable[[str], Bench]) -> None:
+def test_device_that_reports_its_loss_ends_its_worker(
+    hosted: Callable[[str], Bench], capfd: pytest.CaptureFixture[str]
+) -> None:
     bench = hosted("open_lost")
     pid, program = bench.device.pid, bench.add()
     buffer = bench.device.allocate(64)
-    with pytest.raises(DeviceLostError, match="uncorrectable"):
-        program.run([buffer.address] * 3, 0)
+    serve(Given("chat-7"))
+    try:
+        with pytest.raises(DeviceLostError, match="uncorrectable"):
+            program.run([buffer.address] * 3, 0)
+    finally:
+        serve(None)
     eventually(lambda: bench.losses)
+    lines = "".join(capfd.readouterr())
+    (line,) = (line for line in lines.splitlines() if "the device was lost" in line)
+    assert line.endswith(" request=chat-7"), "the process of a device logs whose request it served"
     assert bench.losses[0].suspects == (program,)
     assert bench.losses[0].how == "status 70"
     bench.device.allocate(1)

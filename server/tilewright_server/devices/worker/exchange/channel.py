@@ -26,6 +26,7 @@ from tilewright_server.protocol.frames import HEADER, HEADER_BYTES
 __all__ = [
     "COPY",
     "FAILED",
+    "NAME_BYTES",
     "PACKET_BYTES",
     "SPILLED",
     "TIMES",
@@ -44,6 +45,8 @@ MAX_DESCRIPTORS = MAX_PARTS + 1
 """Descriptors of one packet: one may be of its payload."""
 FAILED, SPILLED = 1, 2
 """Flags: the payload is an error; the payload is in a memory file."""
+NAME_BYTES = 64
+"""Bytes for the id of a request: UTF-8, and zeros behind it."""
 
 TIMES = struct.Struct("<QQQII")
 """Beginning of the payload of ``TRACED``: the fields of ``PacketTimes``."""
@@ -59,7 +62,8 @@ class Op(IntEnum):
     CALL = 16
     """A method and its arguments as JSON; answered by JSON."""
     RUN = 17
-    """value: program; sequence: repeats; payload: workspace and addresses. Answered by times, 8 bytes each."""
+    """value: program; sequence: repeats; payload: id of the request, workspace and addresses. Answered by times, of 8
+    bytes each."""
     WRITE = 18
     """value: buffer; payload: offset in it, offset in the staging area, bytes."""
     READ = 19

@@ -25,8 +25,9 @@ from tilewright_kit.types.errors import CancelledError, ResourceExhaustedError, 
 from tilewright_server.endpoints.rpc.access.peers import Peers, Remote
 from tilewright_server.endpoints.rpc.transport.status import set_status
 from tilewright_server.endpoints.rpc.transport.tracing import TRACEPARENT, Parts, trace_id
-from tilewright_server.endpoints.rpc.transport.traffic import REQUEST_ID, Refusal, Traffic
+from tilewright_server.endpoints.rpc.transport.traffic import Refusal, Traffic
 from tilewright_server.engine.client import ANONYMOUS, Client
+from tilewright_server.protocol.request_ids import HEADER_NAME, new_id, printable
 from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["SMALL_BYTES", "Outbox", "WireCall", "require"]
@@ -83,6 +84,7 @@ class WireCall:
         "_peers",
         "_quotas",
         "_refusal",
+        "_request",
         "_seen",
         "_state",
         "_traffic",
@@ -102,6 +104,7 @@ class WireCall:
         self._traffic = traffic
         self._counted = False
         self._refusal: Refusal | None = None
+        self._request = ""
         self.began_ns = time.perf_counter_ns()
         """Beginning of the call, or of the present request of a stream."""
         self.method = ""
@@ -157,6 +160,21 @@ class WireCall:
 
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
         return self._context.invocation_metadata() or ()
+
+    @property
+    def request(self) -> str:
+        """Its id: the one that the client gave, or else that of its trace, or a new one."""
+        found = self._request
+        if not found:
+            given = {key: value for key, value in self.metadata() if key in (HEADER_NAME, TRACEPARENT)}
+            found = printable(given.get(HEADER_NAME, "")) or trace_id(given.get(TRACEPARENT)) or new_id()
+            self._request = found
+        return found
+
+    def call_it(self, request: str) -> None:
+        """Take an id that stands in the message, if the call has none that stands before it."""
+        if request and not self._request and all(key != HEADER_NAME for key, _ in self.metadata()):
+            self._request = printable(request)
 
     def remaining(self) -> float | None:
         """Seconds until the deadline, if there is one."""
@@ -225,33 +243,28 @@ class WireCall:
         """End the call with the status and details of ``error``. Raises nothing."""
         try:
             if self.active:
-                self._refusal = Refusal.of(set_status(self._context, error))
+                self._refusal = Refusal.of(set_status(self._context, error, self.request))
                 self.finish()
         except BaseException:  # there is no memory to say it, say
             self.cancel()
 
     def begun(self) -> None:
         """Note in the audit log that a lasting call was taken."""
-        self._traffic.begun(self.method, self.client, self._named)
+        self._traffic.begun(self.method, self.client, self)
 
     def set_error(self, error: BaseException) -> None:
         """Set the status that ``finish`` ends the call with."""
-        self._refusal = Refusal.of(set_status(self._context, error))
+        self._refusal = Refusal.of(set_status(self._context, error, self.request))
 
     def cancel(self) -> None:
         self._call.cancel()
 
     def _count(self, ns: int | None) -> None:
         traffic = self._traffic
-        traffic.ended(self.method, ns, self.client, self._refusal, self._named)
+        traffic.ended(self.method, ns, self.client, self._refusal, self)
         if traffic.tracer is not None and ns is not None:
             error = None if self._refusal is None else (self._refusal.code, self._refusal.reason)
-            traffic.tracer.ended(self.method, ns, self.client, self.metadata(), self.parts, error)
-
-    def _named(self) -> str:
-        """Id that the client gave, or else that of its trace."""
-        given = {key: value for key, value in self.metadata() if key in (REQUEST_ID, TRACEPARENT)}
-        return str(given.get(REQUEST_ID) or trace_id(given.get(TRACEPARENT)))
+            traffic.tracer.ended(self.method, ns, self.client, self.metadata(), self.parts, error, self)
 
     def _start(
         self,

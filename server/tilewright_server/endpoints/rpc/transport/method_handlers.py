@@ -26,6 +26,7 @@ from tilewright_server.endpoints.rpc.transport.streams import Streams
 from tilewright_server.endpoints.rpc.transport.threads import Threads
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.client import Client
+from tilewright_server.protocol.request_ids import serve as serve_request
 from tilewright_server.protocol.wire_structure import check_structure
 from tilewright_server.session.quotas import Quotas, Resource
 
@@ -74,6 +75,7 @@ class Reception:
             client = call.client = self.identify(call, data)
             if where is not Lane.HEALTH:  # which whoever watches the server must always be able to ask for
                 self._quotas.called(client)
+            job = partial(_as, call, job)
             nbytes = len(data)
             if nbytes > SMALL_BYTES:
                 self._check(client, nbytes)
@@ -98,6 +100,15 @@ class Reception:
                 rule="sessionless_limit",
                 fix="open a session and name it in the request, or put operands into shared memory",
             )
+
+
+def _as(call: WireCall, job: Callable[[], None]) -> None:
+    """Serve a call in a thread that knows whose request it is."""
+    serve_request(call)
+    try:
+        job()
+    finally:
+        serve_request(None)
 
 
 def _then(job: Callable[[], None], after: Callable[[], None]) -> None:

@@ -45,15 +45,17 @@ def status_of(error: kit.TilewrightError) -> grpc.StatusCode:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), Code.INTERNAL)
 
 
-def set_status(context: grpc.ServicerContext, error: BaseException) -> kit.TilewrightError:
-    """Give a call the status and details of ``error``, without ending it. Returns the error that the caller sees."""
+def set_status(context: grpc.ServicerContext, error: BaseException, request: str = "") -> kit.TilewrightError:
+    """Give a call, whose id is ``request``, the status and details of ``error``, without ending it. Returns the error
+    that the caller sees."""
     known = as_tilewright_error(error)
     detail = to_detail(known, MOST_DETAIL)
+    detail.request = request
     text = clean(str(known), MOST_TEXT)
     code = status_of(known)
     trailing: list[tuple[str, Any]] = [
         (ERROR_METADATA, detail.SerializeToString()),
-        (STATUS_METADATA, status_details(known, code, text)),
+        (STATUS_METADATA, status_details(known, code, text, request)),
     ]
     if detail.retry_after_ms:
         trailing.append((PUSHBACK_METADATA, str(detail.retry_after_ms)))

@@ -19,6 +19,7 @@ from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.endpoints.rpc.transport.status import status_of
 from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Outcome
+from tilewright_server.protocol.request_ids import Named, current
 
 __all__ = ["TRACEPARENT", "PacketTrace", "Parts", "Tracer", "open_tracer", "trace_id"]
 
@@ -43,6 +44,8 @@ class Span(NamedTuple):
     error: tuple[str, str] | None = None
     """Code and reason of a refusal."""
     launches: int | None = None
+    request: str = ""
+    """Id of the request."""
 
 
 def laid_out(parts: Parts, begin: int, end: int) -> Iterable[tuple[str, int, int]]:
@@ -95,7 +98,8 @@ class PacketTrace:
 
     def end(self) -> None:
         """Note the packet."""
-        self._note(Span(self._method, self._begin, time.time_ns(), self._parts, self._error, self._launches))
+        end = time.time_ns()
+        self._note(Span(self._method, self._begin, end, self._parts, self._error, self._launches, current()))
 
 
 class Tracer:
@@ -121,6 +125,7 @@ class Tracer:
         metadata: Iterable[tuple[str, str | bytes]],
         parts: Parts,
         error: tuple[str, str] | None,
+        named: Named,
     ) -> None:
         """Note a call that took ``ns`` nanoseconds until now; ``error`` has the code and the reason of a refusal."""
         given = next((value for key, value in metadata if key == TRACEPARENT), None)
@@ -132,7 +137,9 @@ class Tracer:
             return
         carrier = {key: value for key, value in metadata if key in (TRACEPARENT, TRACESTATE) and isinstance(value, str)}
         end = time.time_ns()
-        self._note(Span(method, end - ns, end, laid_out(parts, end - ns, end), error), "grpc", carrier, client)
+        laid = laid_out(parts, end - ns, end)
+        span = Span(method, end - ns, end, laid, error, request=named.request)
+        self._note(span, "grpc", carrier, client)
 
     def packet(self, context: bytes, method: str, client: Client) -> PacketTrace | None:
         """Trace of a packet of the local socket that begins now, with the context that its client gave."""
@@ -164,6 +171,8 @@ class Tracer:
             "rpc.method": name,
             "tilewright.principal": client.principal,
         }
+        if noted.request:
+            attributes["tilewright.request"] = noted.request
         if noted.launches is not None:
             attributes["tilewright.launches"] = noted.launches
         span = self._tracer.start_span(

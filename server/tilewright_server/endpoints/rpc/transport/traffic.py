@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright_kit.types.errors import TilewrightError
@@ -14,8 +12,9 @@ from tilewright_server.endpoints.rpc.transport.status import status_of
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer
 from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.histogram import Histogram
+from tilewright_server.protocol.request_ids import Named
 
-__all__ = ["AUDIT_LOGGER", "REQUEST_ID", "Refusal", "Traffic"]
+__all__ = ["AUDIT_LOGGER", "Refusal", "Traffic", "log_refusal"]
 
 log = logging.getLogger("tilewright.calls")
 AUDIT_LOGGER = "tilewright.audit"
@@ -23,9 +22,6 @@ audit = logging.getLogger(AUDIT_LOGGER)
 audit.propagate = False
 audit.setLevel(logging.CRITICAL)
 
-REQUEST_ID = "x-request-id"
-"""Metadata by which a client names its call in the server's log."""
-MAX_ID = 64
 DENIED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
@@ -54,7 +50,6 @@ class Traffic:
         self._times: dict[str, Histogram] = {}
         self._classes = tuple(Histogram() for _ in Priority)
         self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
 
     def calls(self) -> dict[tuple[str, str], int]:
         """Calls that have ended, by method and status code."""
@@ -71,7 +66,7 @@ class Traffic:
         with self._lock:
             return {item.name.lower(): self._classes[item].copy() for item in Priority}
 
-    def begun(self, method: str, client: Client, named: Callable[[], str]) -> None:
+    def begun(self, method: str, client: Client, named: Named) -> None:
         """Note in the audit log a call that lasts."""
         if audit.isEnabledFor(logging.INFO):
             self._audit(method, "OK", client, None, named)
@@ -82,11 +77,11 @@ class Traffic:
         ns: int | None,
         client: Client,
         refusal: Refusal | None,
-        named: Callable[[], str],
+        named: Named,
     ) -> None:
         """Count a call that took ``ns`` nanoseconds; None for one that lasts as long as its client wants.
 
-        ``named`` returns the id that the client gave it, for the log.
+        ``named`` has its id, for the log.
         """
         code = "OK" if refusal is None else refusal.code
         with self._lock:
@@ -100,44 +95,41 @@ class Traffic:
         if audit.isEnabledFor(logging.INFO) and (code in DENIED or is_audited(method)):
             self._audit(method, code, client, refusal, named)
         slow = self.slow_s and ns is not None and ns > self.slow_s * 1e9
-        if refusal is not None or slow or log.isEnabledFor(logging.DEBUG):
-            self._log(method, code, ns, client, refusal, named, slow=bool(slow))
+        if refusal is not None:
+            log_refusal(method, refusal, client, named.request, ns)
+        elif slow or log.isEnabledFor(logging.DEBUG):
+            fields = _fields(method, code, client, named.request, ns)
+            if slow:
+                log.warning("slow call", extra={"fields": fields})
+            else:
+                log.debug("call", extra={"fields": fields})
 
-    def _audit(self, method: str, code: str, client: Client, refusal: Refusal | None, named: Callable[[], str]) -> None:
-        fields = {"principal": client.principal, "process": client.process, "result": code}
-        if given := _printable(named()):
-            fields["request"] = given
+    def _audit(self, method: str, code: str, client: Client, refusal: Refusal | None, named: Named) -> None:
+        fields = {
+            "principal": client.principal,
+            "process": client.process,
+            "result": code,
+            "request": named.request,
+        }
         if refusal is not None:
             fields |= {"rule": refusal.rule, "field": refusal.field}
         audit.info("%s", method, extra={"fields": fields})
 
-    def _log(
-        self,
-        method: str,
-        code: str,
-        ns: int | None,
-        client: Client,
-        refusal: Refusal | None,
-        named: Callable[[], str],
-        *,
-        slow: bool,
-    ) -> None:
-        fields: dict[str, object] = {
-            "method": method,
-            "code": code,
-            "client": f"{client.principal}/{client.process}",
-            "request": _printable(named()) or f"#{next(self._numbers)}",
-        }
-        if ns is not None:
-            fields["ms"] = round(ns / 1e6, 3)
-        if refusal is not None:
-            fields |= {"field": refusal.field, "rule": refusal.rule}
-            log.info("refused: %s", refusal.reason, extra={"fields": fields})
-        elif slow:
-            log.warning("slow call", extra={"fields": fields})
-        else:
-            log.debug("call", extra={"fields": fields})
+
+def log_refusal(method: str, refusal: Refusal, client: Client, request: str, ns: int | None = None) -> None:
+    """Write the log's line on a request that was refused or failed."""
+    if log.isEnabledFor(logging.INFO):
+        fields = _fields(method, refusal.code, client, request, ns) | {"field": refusal.field, "rule": refusal.rule}
+        log.info("refused: %s", refusal.reason, extra={"fields": fields})
 
 
-def _printable(text: str) -> str:
-    return "".join(letter for letter in text[:MAX_ID] if letter.isprintable())
+def _fields(method: str, code: str, client: Client, request: str, ns: int | None) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "method": method,
+        "code": code,
+        "client": f"{client.principal}/{client.process}",
+        "request": request,
+    }
+    if ns is not None:
+        fields["ms"] = round(ns / 1e6, 3)
+    return fields
