@@ -184,7 +184,8 @@ class Listener:
         return True
 
     def _relayed(self, server: grpc.Server, path: Path, listening: socket.socket, *, at_once: bool = True) -> bool:
-        """Have a relay accept on ``listening``, at once or from ``start`` on; False, with a word in the log, where there can be none."""
+        """Have a relay accept on ``listening``, at once or from ``start`` on; False, with a word in the log, where
+        there can be none."""
         inner = path.with_name(INNER + secrets.token_hex(4))
         if len(os.fsencode(str(inner))) > MAX_UNIX_PATH or not self._relay_to(
             server, inner, [listening], at_once=at_once
