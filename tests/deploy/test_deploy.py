@@ -178,7 +178,7 @@ def wait_for_listener(path: Path, seconds: float = 60) -> None:
 
 @pytest.mark.extended
 def test_systemd_hands_its_sockets_over(tmp_path: Path) -> None:
-    """By its own program for that. (The unit itself needs a machine that systemd has started.)"""
+    """By its own program for that. (The units themselves are started in ``test_systemd.py``.)"""
     if shutil.which("systemd-socket-activate") is None:
         pytest.skip("needs systemd-socket-activate")
     path, cache = tmp_path / "s.sock", tmp_path / "cache"
