@@ -243,7 +243,7 @@ def test_builds_run_in_parallel_each_in_a_process_of_its_own(tmp_path: Path, hop
     builds = [pool.submit(cuda_unit(number=number), hopper) for number in range(24)]
     for build in builds:
         build.wait(Call.within(60))
-    assert 2 <= toolchain._helpers.idle <= 4
+    assert 2 <= toolchain._helpers.idle <= 5, "one of each worker, and a less nice one that said the version"
     assert {build.state for build in builds} == {"built"}
     pool.close()
     assert toolchain._helpers.idle == 0
