@@ -27,6 +27,7 @@ NATIVE_FAMILIES: Mapping[Family, str] = {
     Family.PAGEDKV: "paged",
     Family.BATCH_PREFILL: "prefill",
     Family.SCORES: "forward",
+    Family.MERGE: "combine",
     Family.APPENDKV: "append",
     Family.DOT_DO_O: "dot_do_o",
     Family.DQ_DK_DV: "dq_dk_dv",

@@ -14,12 +14,17 @@ from tilewright_fmha.commands.analysis import fmha_analysis_request, fmha_analys
 from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.kernel_sets.composable_kernel import is_foreign, read_foreign
 from tilewright_fmha.pipelines.algorithms import CompletedRules, completed
-from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, fmha_refusal, predict_fmha
 from tilewright_fmha.pipelines.generator import GENERATE_OPTIONS, select_set
 from tilewright_fmha.pipelines.kernel_sets import KERNEL_SETS
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.pipelines.templates import TEMPLATES
-from tilewright_fmha.plan.plan import plan_fmha
+from tilewright_fmha.plan.prefix import (
+    attention_candidates,
+    attention_mismatches,
+    attention_refusal,
+    plan_attention,
+    predict_attention,
+)
 from tilewright_fmha.plan.search import FmhaSearch
 from tilewright_fmha.problem.declared.operations import DECLARATIONS
 from tilewright_fmha.problem.integer_operands import check_values, value_operands
@@ -93,29 +98,30 @@ class FmhaOperation(FmhaSearch):
 
     def row_sizes(self, problem: FmhaProblem) -> Sequence[str]:
         """Sequences of a forward pass."""
-        return ("batch",) if self.name == ATTENTION and not problem.varlen else ()
+        plain = self.name == ATTENTION and not problem.varlen and problem.shared is None
+        return ("batch",) if plain else ()
 
     def keeps_order(self, config: FmhaConfig, device: DeviceInfo) -> bool:  # noqa: ARG002
         """How often split kernels cut the keys depends on how many sequences there are."""
         return config.family is not Family.SPLITKV
 
     resized = staticmethod(resized_fmha)
-    candidates = staticmethod(fmha_candidates)
-    refusal = staticmethod(fmha_refusal)
+    candidates = staticmethod(attention_candidates)
+    refusal = staticmethod(attention_refusal)
 
     # What a configuration leaves to the arch is filled first.
 
     def mismatches(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> tuple[Violation, ...]:
-        return fmha_mismatches(problem, completed(config, device.arch), device)
+        return attention_mismatches(problem, completed(config, device.arch), device)
 
     def generate(self, config: FmhaConfig, arch: ArchSpec) -> SourceUnit:
         return generate(completed(config, arch), arch, config)
 
     def plan(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:
-        return plan_fmha(problem, completed(config, device.arch), device)
+        return plan_attention(problem, completed(config, device.arch), device)
 
     def predict(self, problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:
-        return predict_fmha(problem, completed(config, device.arch), device)
+        return predict_attention(problem, completed(config, device.arch), device)
 
     value_operands = staticmethod(value_operands)
     check_values = staticmethod(check_values)

@@ -41,8 +41,8 @@ OPERATIONS = (ATTENTION, ATTENTION_BACKWARD, KV_APPEND)
 
 
 class Family(Word):
-    """Families of kernels. The first six are of ``attention``, the next of ``kv_append``, the last of
-    ``attention_backward``; combine, scores, dot and convert are further stages of plans.
+    """Families of kernels. The first seven are of ``attention``, the next of ``kv_append``, the last of
+    ``attention_backward``; combine, scores, merge, dot and convert are further stages of plans.
     """
 
     FWD = "fwd"
@@ -51,6 +51,7 @@ class Family(Word):
     PAGEDKV = "fwd_pagedkv"
     BATCH_PREFILL = "batch_prefill"
     SCORES = "scores"
+    MERGE = "fwd_merge"
     APPENDKV = "fwd_appendkv"
     DOT_DO_O = "bwd_dot_do_o"
     DQ_DK_DV = "bwd_dq_dk_dv"
@@ -63,9 +64,9 @@ MAIN_FAMILIES = frozenset(
 """Families whose kernels compute a problem; the others only take part in plans."""
 
 FAMILY_OPERATIONS: Mapping[Family, str] = {
-    **dict.fromkeys(list(Family)[:6], ATTENTION),
+    **dict.fromkeys(list(Family)[:7], ATTENTION),
     Family.APPENDKV: KV_APPEND,
-    **dict.fromkeys(list(Family)[7:], ATTENTION_BACKWARD),
+    **dict.fromkeys(list(Family)[8:], ATTENTION_BACKWARD),
 }
 
 API_FAMILIES: Mapping[str, str] = {

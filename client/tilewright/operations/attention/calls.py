@@ -148,6 +148,10 @@ def _attention_paged(
     cu_seqlens_q: Operand | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    prefix_table: Operand | None = None,
+    prefix_seqlens: Operand | None = None,
+    prefix_starts: Operand | None = None,
+    max_prefix_rows: int | None = None,
     kv_layout: str = "linear",
     kv_lookup: str | None = None,
     dropout_p: float = 0.0,
@@ -163,7 +167,15 @@ def _attention_paged(
     ``[pages, Hk, D / x, page size, x]`` and values as ``[pages, Hk, page size / x, Dv, x]``, x elements being sixteen
     bytes. Queries are as a rule the last tokens of their sequences: ``mask="bottom_right"`` is what is causal then.
     ``k_descale`` and ``v_descale`` may be ``[pages, Hk]`` (``qscale="kv_blockscale"`` says so where there are as many
-    pages as sequences). The other arguments are those of ``attention``.
+    pages as sequences).
+
+    Sequences may share prefixes, each of which is read once for all queries of its group (a cascade):
+    ``prefix_table`` ``[G, n]`` and ``prefix_seqlens`` ``[G]`` have the prefixes, ``block_table`` and ``seqlens_k`` what
+    follows them in each sequence. Group i has the rows of queries from ``prefix_starts[i]`` to below
+    ``prefix_starts[i + 1]``, among those of all sequences, at most ``max_prefix_rows`` of them; without
+    ``prefix_starts`` all groups have equally many. Every query sees all of its prefix, and masks are of what follows.
+    Queries of several rows lie with rows before heads. Windows, biases, slopes and dropout are refused there. The other
+    arguments are those of ``attention``.
     """
     if block_table is None:
         raise InvalidArgumentError(
@@ -177,8 +189,12 @@ def _attention_paged(
         "block_table": indices(block_table, "block_table"),
         "page_starts": indices(page_starts, "page_starts"),
         "cu_seqlens_q": indices(cu_seqlens_q, "cu_seqlens_q"),
+        "prefix_table": indices(prefix_table, "prefix_table"),
+        "prefix_seqlens": indices(prefix_seqlens, "prefix_seqlens"),
+        "prefix_starts": indices(prefix_starts, "prefix_starts"),
     }
     words = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "kv_lookup": kv_lookup}
+    words["max_prefix_rows"] = max_prefix_rows
     words["kv_layout"] = unless(kv_layout, "linear")
     tensors = {"q": q, "k": k_pages, "v": v_pages}
     return forward(given, tensors, "q" if is_bshd(layout) and cu_seqlens_q is None else "", more, words)

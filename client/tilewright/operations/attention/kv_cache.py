@@ -17,6 +17,7 @@ from tilewright.errors import InvalidArgumentError
 from tilewright.operations.attention.attributes import indices, no_effect, window_words
 from tilewright.operations.attention.kv_factors import checked_factors, divisors, factors, keep_factors
 from tilewright.operations.attention.kv_pages import INT, CacheState
+from tilewright.operations.attention.kv_prefix import behind_prefixes, power_of_two, prefix_operands
 from tilewright.operations.epilogue import scale_operand
 from tilewright.session.state import Core
 from tilewright.tensor import resident
@@ -174,7 +175,7 @@ def append(
     Raises ``ResourceExhaustedError`` if there are not enough pages, before anything is written.
     """
     known, rows, starts = _rows(state, ids, "k", k, cu_seqlens)
-    rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
+    rope = behind_prefixes(state, known, {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary})
     own = {"k_descale": k_descale, "v_descale": v_descale}
     scales = divisors(state, k, own) or {name: value for name, value in own.items() if value is not None}
     yield from _ready(state, known, rows)
@@ -220,6 +221,9 @@ def attend(
     "bottom_right" unless it is given); the other options are those of ``attention``, and with ``return_lse`` the result
     is a pair of the output and the logarithms ``[B, Hq, N]`` (``[Hq, T]``). A cache of fp8 has its ``k_descale`` and
     ``v_descale``; others that are given here are for this step alone, for its new rows and all that it reads.
+
+    Sequences that rest on a prefix (``add(prefix=...)``) see all of it, and then their own tokens as ``mask`` says. A
+    prefix is read once for sequences that share it and are neighbours in ``ids``. Windows and slopes are refused there.
     """
     known, rows, starts = _rows(state, ids, "q", q, cu_seqlens)
     words: dict[str, Any] = {"scale": scale, "softcap": softcap, "num_splits": num_splits}
@@ -247,7 +251,7 @@ def attend(
     if k is not None:
         _check_new(k, q)
         yield from _ready(state, known, rows)
-        rope = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary}
+        rope = behind_prefixes(state, known, {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rope": rotary})
         rope |= divisors(state, k, own)
         rotated = None
         if rotary_cos is not None:
@@ -265,12 +269,15 @@ def attend(
     more = {"alibi_slopes": alibi_slopes, "sinks": sinks, "q_descale": q_descale}
     inputs |= {name: scale_operand(value, name) for name, value in more.items() if value is not None}
     inputs |= factors(state, own)
+    shared, sizes = prefix_operands(state, known, rows)
+    inputs |= shared
+    words |= sizes
     outputs = {"o": out}
     if flag("return_lse", return_lse):
         outputs["lse"], words["return_lse"] = None, True
     if starts is not None:
         inputs["cu_seqlens_q"] = starts
-        words["max_seqlen_q"] = _power(longest)
+        words["max_seqlen_q"] = power_of_two(longest)
     plan = yield from _plan(state, "attention", inputs, dict.fromkeys(outputs), words)
     loads.append((plan, (yield from plan.load((), outputs, inputs))))
     results = yield from _send(state, loads, timeout)
@@ -339,7 +346,7 @@ def _append_load(
     words: dict[str, Any] = {}
     if starts is not None:
         inputs["cu_seqlens_q"] = starts
-        words["max_seqlen_q"] = _power(longest)
+        words["max_seqlen_q"] = power_of_two(longest)
     if rope["rotary_cos"] is not None or rope["rotary_sin"] is not None:
         inputs |= {name: rope[name] for name in ("rotary_cos", "rotary_sin") if rope[name] is not None}
         words["rope"] = rope["rope"]
@@ -402,8 +409,3 @@ def _scratch(state: CacheState, spec: Spec) -> Flow[ResidentTensor]:
         buffer = yield from resident.create(state.core, max(plain.nbytes, 1), state.device)
         found = state.scratch[key] = ResidentTensor(buffer, plain)
     return found
-
-
-def _power(length: int) -> int:
-    """A capacity that serves lengths like this one, so that few plans are made."""
-    return 1 << max(length - 1, 0).bit_length()

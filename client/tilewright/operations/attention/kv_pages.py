@@ -37,6 +37,8 @@ class CacheState:
         self.free_pages = list(range(self.pages))
         self.free_ids = list(range(self.sequences))
         self.live: set[int] = set()
+        self.prefixes: dict[int, int] = {}
+        """Prefix of each sequence that rests on one."""
         self.buffers: dict[str, BufferState] = {}
         self.k: ResidentTensor
         self.v: ResidentTensor
@@ -53,9 +55,18 @@ class CacheState:
         """True if the lengths on the device are older than these."""
         self.closed = False
 
-    def add(self) -> int:
-        """An empty sequence's id. Raises ``ResourceExhaustedError``."""
+    def add(self, prefix: Any = None) -> int:
+        """An empty sequence's id, behind the tokens of ``prefix``. Raises ``ResourceExhaustedError``."""
         self.check_open()
+        before = None if prefix is None else self.known(prefix)[0]
+        if before in self.prefixes:
+            raise InvalidArgumentError(
+                f"sequence {before} rests on a prefix itself",
+                field="prefix",
+                value=before,
+                rule="cache_prefix",
+                fix="name a sequence that was added without a prefix",
+            )
         if not self.free_ids:
             raise ResourceExhaustedError(
                 f"the cache has {self.sequences} sequences already",
@@ -66,6 +77,8 @@ class CacheState:
             )
         found = heapq.heappop(self.free_ids)
         self.live.add(found)
+        if before is not None:
+            self.prefixes[found] = before
         if self.lengths[found]:
             self.lengths[found], self.stale = 0, True
         return found
@@ -96,7 +109,10 @@ class CacheState:
         return found
 
     def reserve(self, ids: Sequence[int], rows: Sequence[int]) -> None:
-        """Pages for so many more tokens of each sequence: all of them or none. Raises ``ResourceExhaustedError``."""
+        """Pages for so many more tokens of each sequence: all of them or none. Raises ``ResourceExhaustedError``, and
+        ``InvalidArgumentError`` for one that others rest on.
+        """
+        self._check_free([item for item, count in zip(ids, rows, strict=True) if count], "is to grow")
         need = [
             max(-(-(int(self.lengths[item]) + count) // self.page_size) - self.used[item], 0)
             for item, count in zip(ids, rows, strict=True)
@@ -139,13 +155,28 @@ class CacheState:
 
     def free(self, ids: Any) -> None:
         """Give sequences' pages back; their ids may be given out again."""
-        for item in self.known(ids):
+        known = self.known(ids)
+        self._check_free(known, "is to end", known)
+        for item in known:
+            self.prefixes.pop(item, None)
             for place in range(self.used[item]):
                 heapq.heappush(self.free_pages, int(self.table[item, place]))
             self.used[item] = 0
             self.live.discard(item)
             self.lengths[item], self.stale = 0, True
             heapq.heappush(self.free_ids, item)
+
+    def _check_free(self, ids: Sequence[int], what: str, but: Sequence[int] = ()) -> None:
+        """No other sequence rests on these, except those of ``but``."""
+        for item, prefix in self.prefixes.items():
+            if prefix in ids and item not in but:
+                raise InvalidArgumentError(
+                    f"sequence {prefix} {what}, but it is the prefix of sequence {item}",
+                    field="ids",
+                    value=prefix,
+                    rule="cache_prefix",
+                    fix=f"free sequence {item} and all others that rest on {prefix} first, or with it",
+                )
 
     def close(self) -> None:
         """Free all that the server keeps for the cache with the next call. Idempotent."""
@@ -167,9 +198,14 @@ class CacheBase:
         self._client = client
         self._subject = state
 
-    def add(self) -> int:
-        """Begin an empty sequence; returns its id. Raises ``ResourceExhaustedError`` if there are as many as can be."""
-        return self._subject.add()
+    def add(self, *, prefix: Any = None) -> int:
+        """Begin an empty sequence; returns its id. Raises ``ResourceExhaustedError`` if there are as many as can be.
+
+        With ``prefix``, the id of another sequence, it begins behind that one's tokens, whose pages it shares. The
+        other one stays as it is until all that rest on it have ended. ``attend`` reads a prefix once for all
+        sequences that are neighbours in its ``ids`` and share it.
+        """
+        return self._subject.add(prefix)
 
     def free(self, ids: Any) -> None:
         """End sequences (an id or several): their pages are given to others."""
@@ -177,8 +213,12 @@ class CacheBase:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Tokens of every sequence, by id."""
-        return {item: int(self._subject.lengths[item]) for item in sorted(self._subject.live)}
+        """Tokens of every sequence, by id; those of its prefix included."""
+        own, prefixes = self._subject.lengths, self._subject.prefixes
+        return {
+            item: int(own[item]) + (int(own[prefixes[item]]) if item in prefixes else 0)
+            for item in sorted(self._subject.live)
+        }
 
     @property
     def free_pages(self) -> int:

@@ -193,10 +193,15 @@ def _attention_paged(
     is_causal: bool = False,
     scale: float | None = None,
     mask: str | None = None,
+    prefix_table: Any = None,
+    prefix_seqlens: Any = None,
+    prefix_starts: Any = None,
 ) -> Any:
     given = [operand(value) for value in (q, k_pages, v_pages, block_table, seqlens_k)]
     used: Any = client()
-    return tensor(used.attention_paged(*given, is_causal, scale, mask=mask)).contiguous()
+    prefixes = {"prefix_table": prefix_table, "prefix_seqlens": prefix_seqlens, "prefix_starts": prefix_starts}
+    prefixes = {name: operand(value) for name, value in prefixes.items() if value is not None}
+    return tensor(used.attention_paged(*given, is_causal, scale, mask=mask, **prefixes)).contiguous()
 
 
 def _paged_shape(q: Any, k_pages: Any, v_pages: Any, *_: Any) -> Any:
@@ -206,7 +211,8 @@ def _paged_shape(q: Any, k_pages: Any, v_pages: Any, *_: Any) -> Any:
 attention_paged = define(
     "attention_paged",
     "(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor seqlens_k, bool is_causal=False, "
-    "float? scale=None, str? mask=None) -> Tensor",
+    "float? scale=None, str? mask=None, Tensor? prefix_table=None, Tensor? prefix_seqlens=None, "
+    "Tensor? prefix_starts=None) -> Tensor",
     _attention_paged,
     _paged_shape,
     kept=None,

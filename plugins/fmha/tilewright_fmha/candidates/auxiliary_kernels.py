@@ -11,7 +11,7 @@ from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.signature import bias_type
 from tilewright_fmha.vocabulary import BiasKind, Family, KvLookup
 
-__all__ = ["combine_of", "convert_of", "dot_of", "scores_of"]
+__all__ = ["combine_of", "convert_of", "dot_of", "merge_of", "scores_of"]
 
 
 def combine_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
@@ -32,6 +32,11 @@ def scores_of(problem: FmhaProblem, config: FmhaConfig, arch: ArchSpec) -> FmhaC
         kv_lookup=paging.lookup if paging else KvLookup.VLLM,
     )
     return kernel.replace(**elementwise_algorithm(kernel, arch, config.team))
+
+
+def merge_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:
+    """Kernel that puts attention over a shared prefix together with that of ``config`` over the rest."""
+    return _auxiliary(config, arch, Family.MERGE, "skip_min_seqlen_q")
 
 
 def dot_of(config: FmhaConfig, arch: ArchSpec) -> FmhaConfig:

@@ -28,7 +28,9 @@ __all__ = [
     "spec_of",
 ]
 
-ELEMENTWISE = (Family.COMBINE, Family.SCORES, Family.APPENDKV, Family.DOT_DO_O, Family.CONVERT_DQ)
+ELEMENTWISE = (
+    Family.COMBINE, Family.SCORES, Family.MERGE, Family.APPENDKV, Family.DOT_DO_O, Family.CONVERT_DQ,
+)  # fmt: skip
 """Families without a product of matrices on tiles that differ: each is cut in one way."""
 
 _CPU_ROWS, _CPU_COLUMNS, _FEW_COLUMNS = 64, 256, 128
@@ -40,6 +42,7 @@ _REGISTER_ROWS = 8
 _PIPELINES = {
     Family.COMBINE: "splitkv_combine",
     Family.SCORES: "qr",
+    Family.MERGE: "splitkv_combine",
     Family.APPENDKV: "appendkv",
     Family.DQ_DK_DV: "bwd",
     Family.DOT_DO_O: "bwd",

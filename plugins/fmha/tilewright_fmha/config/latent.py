@@ -49,8 +49,8 @@ def is_latent(config: FmhaConfig) -> bool:
 
 
 def holds_latent(config: FmhaConfig) -> bool:
-    """Such a kernel, or what adds up its parts."""
-    return is_latent(config) or (config.family is Family.COMBINE and config.hdim == LATENT_HEADS)
+    """Such a kernel, or what adds up its parts, or puts it together with a shared prefix."""
+    return is_latent(config) or (config.family in (Family.COMBINE, Family.MERGE) and config.hdim == LATENT_HEADS)
 
 
 def latent_algorithms() -> Iterator[Mapping[str, Any]]:

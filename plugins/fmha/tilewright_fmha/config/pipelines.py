@@ -35,6 +35,7 @@ _PIPELINES: Mapping[Family, tuple[str, ...]] = {
     Family.BATCH_PREFILL: ("qr_async", "batch_prefill_async", "qr", SPECIALISED),
     Family.COMBINE: ("splitkv_combine",),
     Family.SCORES: ("qr",),
+    Family.MERGE: ("splitkv_combine",),
     Family.APPENDKV: ("appendkv",),
     Family.DOT_DO_O: ("bwd",),
     Family.DQ_DK_DV: ("bwd", DIRECT, SPECIALISED),

@@ -19,7 +19,10 @@ __all__ = ["launch_of"]
 
 _THREADS = 128
 """Threads of workgroups without a product of matrices."""
-_ROWS = {Family.COMBINE: 1, Family.SCORES: 16, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64, Family.APPENDKV: 16}
+_ROWS = {
+    Family.COMBINE: 1, Family.SCORES: 16, Family.MERGE: 8, Family.DOT_DO_O: 64, Family.CONVERT_DQ: 64,
+    Family.APPENDKV: 16,
+}  # fmt: skip
 """Rows of such a workgroup: of queries, or new rows of a cache."""
 _SCORE_COLUMNS = 64
 """Keys of a workgroup that writes scores."""
@@ -55,6 +58,8 @@ def _shared(config: FmhaConfig, arch: ArchSpec) -> int:
 def _row_blocks(problem: FmhaProblem, config: FmhaConfig) -> int:
     if config.family is Family.APPENDKV:
         return max(problem.batch * (problem.heads_k + problem.heads_q) * ceil_div(problem.new_rows, 16), 1)
+    if config.family is Family.MERGE:  # of whatever heads
+        return max(problem.batch * ceil_div(problem.heads_q * problem.seq_q, _ROWS[Family.MERGE]), 1)
     blocks = ceil_div(problem.seq_q, _ROWS[config.family])
     if config.family is Family.SCORES:
         blocks = max(blocks, 1) * max(ceil_div(problem.seq_k, _SCORE_COLUMNS), 1)

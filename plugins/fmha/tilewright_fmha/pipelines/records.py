@@ -50,6 +50,7 @@ _SPECIALISED_BACKWARD = frozenset({"fp16", "bf16", "causal", "window", "learned_
 _DIRECT = frozenset({"fp16", "bf16", "group", "causal"})
 _COMBINE = _TYPES | _FP8 | _MIXED | {"group", "lse", "learned_sink", "skip_min"}
 _SCORES_STAGE = _TYPES | _FP8 | _MIXED | _PLAIN_PAGES | {"group", "bias"}
+_MERGE = _TYPES | _FP8 | _MIXED | {"group", "skip_min"}
 _APPEND = _TYPES | _FP8 | _MIXED | _PAGES | {"group", "rope_interleaved", "rope_half", "pertensor"}
 _BACKWARD = _TYPES | _SCORES | {"group", "learned_sink", "skip_min", "dbias", "deterministic", "column_v"}
 _BACKWARD_PARTS = _TYPES | {"group", "learned_sink", "skip_min", "bias", "dbias", "deterministic"}
@@ -70,6 +71,7 @@ PIPELINES: tuple[Pipeline, ...] = (
             **{("cpu", "qr", family): _ALL_FORWARD for family in _FORWARD},
             ("cpu", "splitkv_combine", _F.COMBINE): _COMBINE,
             ("cpu", "qr", _F.SCORES): _SCORES_STAGE,
+            ("cpu", "splitkv_combine", _F.MERGE): _MERGE,
             ("cpu", "appendkv", _F.APPENDKV): _APPEND,
             ("cpu", "bwd", _F.DQ_DK_DV): _BACKWARD,
             ("cpu", "bwd", _F.DOT_DO_O): _BACKWARD_PARTS,
@@ -137,6 +139,7 @@ PIPELINES: tuple[Pipeline, ...] = (
         kinds=_GPUS,
         templates={
             **{(kind, "splitkv_combine", _F.COMBINE): _COMBINE for kind in _GPUS},
+            **{(kind, "splitkv_combine", _F.MERGE): _MERGE for kind in _GPUS},
             **{(kind, "appendkv", _F.APPENDKV): _APPEND for kind in _GPUS},
         },
         source=portable_source,

@@ -18,6 +18,7 @@ HEADERS: Mapping[Family, tuple[str, str]] = {
     ),
     Family.COMBINE: ("combine.hpp", "TW_FMHA_COMBINE"),
     Family.SCORES: ("scores.hpp", "TW_FMHA_SCORES"),
+    Family.MERGE: ("merge.hpp", "TW_FMHA_MERGE"),
     Family.APPENDKV: ("append.hpp", "TW_FMHA_APPEND"),
     Family.DQ_DK_DV: ("backward/backward.hpp", "TW_FMHA_BACKWARD"),
     Family.DOT_DO_O: ("dot.hpp", "TW_FMHA_DOT_DO_O"),

@@ -58,6 +58,7 @@ def _is_plain(problem: FmhaProblem) -> bool:
         and problem.bias is BiasKind.NONE
         and not problem.has_dropout
         and not problem.odd_values
+        and problem.shared is None
         and not problem.num_splits
     )
 

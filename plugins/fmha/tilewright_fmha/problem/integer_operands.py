@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_fmha.problem.parse.prefix import PREFIX_OPERANDS, of_prefix
 from tilewright_fmha.problem.problem import FmhaProblem, Paging
 from tilewright_fmha.vocabulary import KV_APPEND, KvLookup
 from tilewright_kit.requests.attributes import refuse
@@ -18,7 +19,10 @@ from tilewright_kit.requests.attributes import refuse
 __all__ = ["check_values", "value_operands"]
 
 Array = npt.NDArray[Any]
-_NAMES = ("cu_seqlens_q", "cu_seqlens_k", "seqlens_q", "seqlens_k", "block_table", "page_starts", "cache_index")
+_NAMES = (
+    "cu_seqlens_q", "cu_seqlens_k", "seqlens_q", "seqlens_k", "block_table", "page_starts", "cache_index",
+    *PREFIX_OPERANDS,
+)  # fmt: skip
 
 
 def value_operands(problem: FmhaProblem) -> tuple[str, ...]:
@@ -31,6 +35,10 @@ def check_values(problem: FmhaProblem, values: Mapping[str, Array]) -> None:
 
     ``values`` may lack operands whose memory cannot be read; what depends on these is not looked at.
     """
+    if problem.shared is not None:
+        with of_prefix():
+            of = {own: values[name] for name, own in PREFIX_OPERANDS.items() if name in values}
+            check_values(problem.shared.prefix, of)
     append = problem.operation == KV_APPEND
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in values:

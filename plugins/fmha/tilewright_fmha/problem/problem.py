@@ -44,6 +44,7 @@ __all__ = [
     "Mask",
     "Paging",
     "Scaling",
+    "SharedPrefix",
     "Strides",
 ]
 
@@ -101,6 +102,20 @@ class Scaling:
     q: Strides = _ABSENT
     k: Strides = _ABSENT
     v: Strides = _ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Attention in two parts, both with the logarithms of their sums, which a stage of the plan makes one."""
+
+    prefix: FmhaProblem
+    """All queries of a group over its prefix, as rows of one item: without a mask, and without gaps in ``o``."""
+    rest: FmhaProblem
+    """Each sequence over the keys that are its own, without the operands of prefixes."""
+
+    @property
+    def groups(self) -> int:
+        return self.prefix.batch
 
 
 @dataclass(frozen=True, eq=True)
@@ -164,6 +179,8 @@ class FmhaProblem(Problem):
     """Parts of the keys that the caller asked for; 0: the planner decides."""
     min_q: int = 0
     """Sequences with fewer queries are skipped."""
+    shared: SharedPrefix | None = None
+    """Prefixes that sequences share; all else is said of the keys that are their own."""
     alignment: int = DEFAULT_ALIGNMENT
     """Bytes of which every operand's address is a multiple, by the caller's word."""
 
@@ -316,6 +333,8 @@ class FmhaProblem(Problem):
             "flops": self.flops,
             "num_ops": self.num_ops,
         }
+        if self.shared is not None:
+            record |= {"prefix_groups": self.shared.groups, "prefix_keys": self.shared.prefix.seq_k}
         return {**record, **self._unusual()}
 
     def _unusual(self) -> dict[str, Any]:
@@ -363,6 +382,14 @@ class AttentionProblem(FmhaProblem):
         if not self.paged:
             return Family.FWD
         return Family.BATCH_PREFILL if self.varlen else Family.PAGEDKV
+
+    @property
+    def flops(self) -> int:
+        """FLOP of visible pairs; those of a prefix count once for each row of queries."""
+        if self.shared is None:
+            return super().flops
+        rows = self.total_q * self.heads_q * self.shared.prefix.seq_k
+        return self.shared.rest.flops + 2 * rows * (self.hdim_q + self.hdim_v)
 
 
 class AttentionBackwardProblem(FmhaProblem):

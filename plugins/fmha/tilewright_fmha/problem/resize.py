@@ -21,9 +21,11 @@ _MOST = 2**31 - 1
 def resized_fmha(problem: FmhaProblem, sizes: Mapping[str, int]) -> FmhaProblem | None:
     """Other batches, heads, lengths and head dimensions with the same features, its tensors without gaps.
 
-    None for appends, block scales and vectorized pages, whose sizes say more than these, and for sizes that lack one or
-    fit no attention.
+    None for appends, block scales, shared prefixes and vectorized pages, whose sizes say more than these, and for sizes
+    that lack one or fit no attention.
     """
+    if problem.shared is not None:
+        return None
     unknown = problem.operation not in (ATTENTION, ATTENTION_BACKWARD) or problem.operand("k").desc.shape[4:]
     if unknown or problem.qscale in (QScale.BLOCKSCALE, QScale.KV_BLOCKSCALE) or not set(_NEEDED) <= set(sizes):
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_fmha.problem.parse.prefix import PREFIX_OPERANDS
 from tilewright_fmha.problem.philox import random_bytes
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.sequences import Item, gather, item_of, random_of, scales_of
@@ -103,6 +104,8 @@ def reference_attention(
     """The outputs by name, unrounded float64. What no sequence covers is left zero (``lse``: -inf), and so is, if some
     items and heads of queries are named, what belongs to others.
     """
+    if problem.shared is not None:
+        return _merged(problem, inputs, only)
     out = {item.name: np.zeros(item.desc.shape) for item in problem.operands if item.role.value == "output"}
     if "randval" in out:
         out["randval"] = out["randval"].astype(np.int64)
@@ -121,6 +124,60 @@ def reference_attention(
             if not only or (b, h) in only:
                 _one(problem, inputs, item, h, out, (seed, offset))
     return out
+
+
+def _merged(problem: FmhaProblem, inputs: Mapping[str, Array], only: Collection[tuple[int, int]]) -> dict[str, Array]:
+    """Attention over prefixes and over the rest, weighed by the sums of each: exp(a) / (exp(a) + exp(b))."""
+    shared = problem.shared
+    assert shared is not None
+    rest = reference_attention(shared.rest, inputs, only)
+    # Its items are groups: all of them are needed, whichever sequences are asked for.
+    prefix = reference_attention(shared.prefix, _of_prefix(problem, shared.prefix, inputs))
+    b, heads, rows = problem.batch, problem.heads_q, problem.seq_q
+    o, lse = prefix["o"], prefix["lse"]
+    if not shared.prefix.varlen:
+        o, lse = o.swapaxes(1, 2).reshape(-1, heads, problem.hdim_v), lse.swapaxes(0, 1).reshape(heads, -1)
+    if not problem.varlen:
+        o = o.reshape(b, rows, heads, -1).swapaxes(1, 2)
+        lse = lse.reshape(heads, b, rows).swapaxes(0, 1)
+    live = _live(problem, inputs, rest["lse"].shape, only)
+    lse = np.where(live, lse, -np.inf)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        most = np.maximum(lse, rest["lse"])
+        own, its = (np.where(most == -np.inf, 0.0, np.exp(item - most)) for item in (rest["lse"], lse))
+        total = own + its
+        axis = (1, 0) if problem.varlen else (0, 1, 2)
+        weights = [np.where(total == 0, 0.0, item / total).transpose(axis)[..., None] for item in (own, its)]
+        found = {"o": weights[0] * rest["o"] + weights[1] * o}
+        if "lse" in {item.name for item in problem.operands}:
+            found["lse"] = np.where(total == 0, -np.inf, most + np.log(total))
+    if "status" in rest:
+        found["status"] = rest["status"]
+    return found
+
+
+def _of_prefix(problem: FmhaProblem, prefix: FmhaProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Inputs of the part over prefixes, whose items are groups."""
+    found = {own: inputs[name] for name, own in PREFIX_OPERANDS.items() if name in inputs}
+    found |= {name: inputs[name] for name in ("k", "v", "q_descale", "k_descale", "v_descale") if name in inputs}
+    q = np.asarray(inputs["q"])
+    rows = q if problem.varlen else q.swapaxes(1, 2).reshape(problem.total_q, problem.heads_q, problem.hdim_q)
+    if not prefix.varlen:
+        rows = rows.reshape(prefix.batch, prefix.seq_q, problem.heads_q, problem.hdim_q).swapaxes(1, 2)
+    return {**found, "q": rows}
+
+
+def _live(
+    problem: FmhaProblem, inputs: Mapping[str, Array], shape: tuple[int, ...], only: Collection[tuple[int, int]]
+) -> Array:
+    """True where a head of a row of queries, as ``lse`` has them, is computed."""
+    live = np.zeros(shape, bool)
+    for b in range(problem.batch):
+        item = item_of(problem, inputs, b)
+        for h in range(problem.heads_q):
+            if not item.skipped and (not only or (b, h) in only):
+                put_rows(problem, live, item, h, np.ones(item.queries, bool), "hr")
+    return live
 
 
 def _one(

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright_fmha.problem.parse.attention import parse_append, parse_attention, parse_backward
+from tilewright_fmha.problem.parse.prefix import PREFIX_OPERANDS
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.problem.sequences import random_of
 from tilewright_fmha.references.forward import reference_attention
@@ -41,6 +42,9 @@ def structure(
         found["cu_seqlens_q"] = _starts(rng, problem.batch, problem.total_q, problem.new_rows or problem.seq_q, full)
         if "cu_seqlens_k" in names:
             found["cu_seqlens_k"] = _starts(rng, problem.batch, problem.total_k, problem.seq_k, full)
+    if problem.shared is not None:
+        prefix = structure(problem.shared.prefix, request, rng, full=full)
+        found |= {name: prefix[own] for name, own in PREFIX_OPERANDS.items() if name in names}
     _lengths(problem, names, found, rng, full)
     if problem.paging is not None:
         _pages(problem, found, rng)

@@ -28,6 +28,7 @@ _MEANT: Mapping[Family, frozenset[str]] = {
     Family.FWD: _FORWARD,
     **dict.fromkeys((Family.SPLITKV, Family.PAGEDKV, Family.BATCH_PREFILL), _FORWARD | _CACHE),
     Family.COMBINE: _ALWAYS | {"lse", "learned_sinks", "skip_min_seqlen_q"},
+    Family.MERGE: _ALWAYS | {"skip_min_seqlen_q"},
     Family.SCORES: _ALWAYS | {"bias", "dtype_bias", "paged", "kv_lookup"},
     Family.APPENDKV: _ALWAYS | _CACHE | {"rope", "rope_dtype", "qscale"},
     Family.DQ_DK_DV: _ALWAYS | _SCORES | {"v_layout", "dbias", "deterministic"},

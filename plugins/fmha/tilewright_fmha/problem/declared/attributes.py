@@ -87,6 +87,10 @@ MAX_SEQLEN_K = integer(
     absent="the room of the cache, or all where items have one size",
     constraint="Needed with `cu_seqlens_k`; also of caches.",
 )  # fmt: skip
+MAX_PREFIX_ROWS = integer(
+    "max_prefix_rows", "Most rows of queries of a group whose sequences share a prefix.", None, 1, MOST, unit="rows",
+    absent="all rows", constraint="With `prefix_starts` only.",
+)  # fmt: skip
 PAGE_SIZE = integer(
     "page_size", "Tokens of a page.", None, 1, MAX_PAGE_SIZE, unit="tokens", absent="by the shape of the cache",
     constraint="A power of two, and the shape's. With `block_table` only.",
@@ -152,8 +156,8 @@ _LENGTHS = (MAX_SEQLEN_Q, MAX_SEQLEN_K, ALIGNMENT)
 _PAGES = (PAGE_SIZE, KV_LAYOUT, KV_LOOKUP)
 ATTRIBUTES: Mapping[str, tuple[AttributeSpec, ...]] = {
     ATTENTION: (
-        *_MASKED, *_DROPPED, *_LENGTHS, *_PAGES, RETURN_LSE, RETURN_RANDVAL, RETURN_SCORES, RETURN_STATUS, QSCALE,
-        SCALE_BLOCK_Q, SCALE_BLOCK_K, HEAD_DIM_V, NUM_SPLITS, MIN_SEQLEN_Q, OUT_DTYPE,
+        *_MASKED, *_DROPPED, *_LENGTHS, MAX_PREFIX_ROWS, *_PAGES, RETURN_LSE, RETURN_RANDVAL, RETURN_SCORES,
+        RETURN_STATUS, QSCALE, SCALE_BLOCK_Q, SCALE_BLOCK_K, HEAD_DIM_V, NUM_SPLITS, MIN_SEQLEN_Q, OUT_DTYPE,
     ),
     ATTENTION_BACKWARD: (*_MASKED, *_DROPPED, *_LENGTHS, RETURN_RANDVAL, RETURN_DBIAS, DETERMINISTIC),
     KV_APPEND: (*_LENGTHS, *_PAGES, ROPE, ROTARY_DIM, RETURN_STATUS),

@@ -61,6 +61,14 @@ _TABLES = (
     _option("cache_index", "Item of the keys and values of each item of the queries.", ("[B]",), (1, 1), _INT32,
             f"Neither with pages nor with sequences end to end. {_TABLE}"),
 )  # fmt: skip
+_PREFIXES = (
+    _option("prefix_table", "Pages of the prefix of each group of sequences, in order.", ("[groups, n]",), (2, 2),
+            _INT32, "With `block_table`, which has the pages behind the prefix. Numbers of a row are neighbours."),
+    _option("prefix_seqlens", "Keys of each prefix.", ("[groups]",), (1, 1), _INT32, f"With `prefix_table`. {_TABLE}"),
+    _option("prefix_starts", "First row of queries of each group, among those of all sequences, and the end of the "
+            "last; left out, groups have equally many.", ("[groups + 1]",), (1, 1), _INT32,
+            f"With `prefix_table`. {_TABLE}"),
+)  # fmt: skip
 _SCORES = (
     _option("bias", "Added to the scores.", ("[B, H, S, Sk]",), (4, 4), _FLOATS,
             "Each size is that of the scores or 1. fp32, or of the type of `q`."),
@@ -98,6 +106,7 @@ OPERANDS: Mapping[str, tuple[OperandSpec, ...]] = {
                 f"As `k`, of which only the last size may differ. Needed but with `head_dim_v`. {_STRIDED}"),
         *_LENGTHS,
         *_TABLES,
+        *_PREFIXES,
         *_SCORES,
         *_SCALES,
         _output("o", "Result.", _ROWS, (3, 4), _FLOATS,

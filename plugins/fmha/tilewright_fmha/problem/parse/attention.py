@@ -8,6 +8,7 @@ from tilewright_fmha.problem.parse.append import parse_append
 from tilewright_fmha.problem.parse.backward import parse_backward
 from tilewright_fmha.problem.parse.keys import read_keys, read_values
 from tilewright_fmha.problem.parse.options import need_dropout, read_dtype, read_scaling
+from tilewright_fmha.problem.parse.prefix import has_prefix, parse_prefixed
 from tilewright_fmha.problem.parse.scores import score_fields
 from tilewright_fmha.problem.problem import AttentionProblem, Paging
 from tilewright_fmha.problem.shapes import Sizes, check_heads, check_lengths, check_work, read_queries
@@ -21,6 +22,11 @@ __all__ = ["parse_append", "parse_attention", "parse_backward"]
 
 def parse_attention(request: OperationRequest) -> AttentionProblem:
     """Check a request and infer what it left out. Raises ``InvalidArgumentError`` or ``UnsupportedError``."""
+    return parse_prefixed(request, _parse) if has_prefix(request) else _parse(request)
+
+
+def _parse(request: OperationRequest) -> AttentionProblem:
+    """A request without prefixes that sequences share."""
     tensors = read_tensors(request)
     attributes = read_attributes(request.attributes, request.operation)
     read_values(tensors, attributes)
