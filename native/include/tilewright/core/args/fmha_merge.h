@@ -37,7 +37,7 @@ TW_EVERYWHERE bool fmha_has_prefix(const tw_fmha_merge_args& given, int64_t row)
   return row >= first && row < end && row - first < given.group_rows;
 }
 
-// What was wrong with prefixes joins what was wrong with the rest: one thread calls this.
+// Faults of prefixes join those of the rest: one thread calls this.
 TW_EVERYWHERE void fmha_join_status(const tw_fmha_merge_args& given) {
   int32_t* const status = given.args.status;
   if (!status || !given.prefix_status || !given.prefix_status[0]) return;
