@@ -46,8 +46,8 @@ def gpu(library: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("TW_SIM_TAG", tag)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.delitem(sys.modules, "simulated_gpu", raising=False)
-    yield Setup(str(cache_dir), modules=("simulated_gpu",))
+    monkeypatch.delitem(sys.modules, "simulated_search", raising=False)
+    yield Setup(str(cache_dir), modules=("simulated_search",))
     for left in Path("/dev/shm").glob(f"tw{tag}-*"):
         left.unlink(missing_ok=True)
 
