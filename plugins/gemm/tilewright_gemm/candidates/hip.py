@@ -72,8 +72,8 @@ HIP_SHAPES = (
 )
 """Shapes from many results of a workgroup to few, of all archs: those that an arch's table of waves lacks fall away."""
 _PAIRED = (HipShape((128, 224), (4, 1)), HipShape((224, 128), (1, 4)))
-"""Of which two share a unit where waves turn codes of 8-bit floats (``_shared``): 32 by 19 tiles of 4096 x 4096 are two
-for each of the 304 units of an MI300X, of which 256 tiles leave 48 idle.
+"""Shapes, two of which share a unit where waves turn codes of 8-bit floats (``_shared``): 32 by 19 tiles of 4096 x 4096
+are two for each of the 304 units of an MI300X, of which 256 tiles leave 48 idle.
 """
 _GENERAL = (HipShape((64, 64), (2, 2)), HipShape((64, 64), (4, 2)))
 """For every problem, whatever its size."""
