@@ -20,7 +20,7 @@ from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.endpoints.local import connection, server, shared_thread
 from tilewright_server.endpoints.local import seqpacket as packets
 from tilewright_server.endpoints.local.server import LocalServer
-from tilewright_server.engine.call import Call
+from tilewright_server.engine.call import Call, WouldWaitError
 from tilewright_server.engine.types import Selection
 from tilewright_server.service import Service
 from tilewright_server.session.sessions import Sessions
@@ -124,6 +124,21 @@ def test_a_plan_whose_device_was_lost_goes_to_the_connections_own_thread(house: 
         object.__setattr__(prepared, "successor", replace(prepared, lost=True))
         assert wire.launch(binding).error is None
         assert eventually(lambda: house.served[THREAD, False] == 1)
+
+
+def test_a_launch_waits_for_short_ones_of_others_and_not_for_long_ones() -> None:
+    left = [WouldWaitError()] * 3
+
+    def launch() -> int:
+        if left:
+            raise left.pop()
+        return 7
+
+    assert shared_thread.soon(launch, 1) == 7 and not left
+    left += [WouldWaitError()] * 100
+    with pytest.raises(WouldWaitError):
+        shared_thread.soon(launch, 1)
+    assert len(left) > 50
 
 
 def test_a_single_connection_keeps_its_own_thread(house: House, files: list[MemoryFile]) -> None:

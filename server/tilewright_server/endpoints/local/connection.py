@@ -22,7 +22,7 @@ from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
 from tilewright_server.endpoints.local.calls import Calls
 from tilewright_server.endpoints.local.listener import check_peer
 from tilewright_server.endpoints.local.seqpacket import MAX_PACKET, Wire, close_all
-from tilewright_server.endpoints.local.shared_thread import SharedThread
+from tilewright_server.endpoints.local.shared_thread import SharedThread, soon
 from tilewright_server.endpoints.rpc.transport.tracing import PacketTrace, Tracer
 from tilewright_server.endpoints.rpc.transport.traffic import Refusal, log_refusal
 from tilewright_server.engine.call import WouldWaitError
@@ -320,7 +320,7 @@ class Connection:
         try:
             if session.binding(value).binding.target.prepared.current.lost:
                 return False
-            outcome = self._service.launch(session, value, patient=False)
+            outcome = soon(partial(self._service.launch, session, value, patient=False), SHORT_NS)
         except WouldWaitError:
             return False
         except Exception as error:

@@ -13,14 +13,34 @@ import logging
 import os
 import select
 import threading
+import time
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tilewright_server.endpoints.local.seqpacket import Wire
+from tilewright_server.engine.call import WouldWaitError
 
-__all__ = ["Launches", "SharedThread"]
+__all__ = ["Launches", "SharedThread", "soon"]
 
 log = logging.getLogger("tilewright.transport.local")
+
+T = TypeVar("T")
+_TRIES = 8
+"""Attempts of a launch that would have to wait for others."""
+
+
+def soon(launch: Callable[[], T], pause_ns: int) -> T:
+    """The result of ``launch``, once what others have begun is done, if that takes a few pauses at most: a connection
+    that goes back to its own thread for a short launch of another is in the way of those that are served here, which
+    then go back as well. Raises ``WouldWaitError`` and what ``launch`` does.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return launch()
+        except WouldWaitError:  # noqa: PERF203 - no launch, no work
+            time.sleep(pause_ns / 1e9)
+    return launch()
 
 
 class Launches(Protocol):
