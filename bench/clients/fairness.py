@@ -1,6 +1,6 @@
 """How long one client waits beside others that flood the server: launches, and builds of new kernels, on a CPU.
 
-    python bench/clients/fairness.py [--seconds 5] [--size 512]
+    python bench/clients/fairness.py [--seconds 5] [--size 512] [--only messages,unread]
 
 Starts a server of its own. The victim launches one bound product at a time, over gRPC and over the local socket, first
 alone and then beside each flood, which runs in a process of its own. Then it asks for new kernels one at a time, alone
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import itertools
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 import numpy as np
@@ -26,6 +27,8 @@ import tilewright as tw
 from tilewright_proto.v1 import dispatch_pb2, memory_pb2, memory_pb2_grpc, tensor_pb2
 
 FLOODS = {
+    "1 busy": "a thread that computes, outside of the server",
+    "2 busy": "two such threads",
     "63 calls": "one session, 63 threads that launch over gRPC",
     "100 streams": "100 execution streams with two requests each",
     "60 sessions": "60 sessions that launch over the local socket",
@@ -83,8 +86,24 @@ def messages(target: str) -> None:
             call.exception()
 
 
+def busy(threads: int) -> None:
+    """Compute in so many threads, without a connection: what they take of the processors, any flood may."""
+    data = bytes(8 << 20)
+
+    def compute() -> None:
+        while True:
+            hashlib.sha256(data)
+
+    for _ in range(threads):
+        threading.Thread(target=compute, daemon=True).start()
+
+
 def flood(kind: str, target: str, size: int) -> None:
     """One of ``FLOODS``, until this process is killed."""
+    if kind.endswith("busy"):
+        busy(int(kind.split()[0]))
+        print("ready", flush=True)
+        threading.Event().wait()
     if kind in ("unread", "messages"):
         threading.Thread(target=unread if kind == "unread" else messages, args=(target,), daemon=True).start()
         time.sleep(1.0)
@@ -149,12 +168,12 @@ def latencies(client: tw.Client, call: Callable[[], object], seconds: float) -> 
     return float(p50), float(p99), others / len(taken)
 
 
-def launches(target: str, size: int, seconds: float) -> None:
+def launches(target: str, size: int, seconds: float, chosen: Sequence[str]) -> None:
     """Prints what the promise allows, too: three times the p99 beside nobody, and one slice."""
     print("| beside | gRPC p50 | p99 | of allowed | others | local socket p50 | p99 | of allowed | others |")
     print("|---" * 9 + "|")
     allowed: list[float] = []
-    for kind in ("", *FLOODS):
+    for kind in ("", *chosen):
         with tw.connect(target, launch="server") as client, flooded(kind, target, size):
             bound = Product(client, size).bound
             cells = []
@@ -190,6 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--size", type=int, default=512, help="rows and columns of the matrices")
+    parser.add_argument("--only", default="", help="floods of these names alone, with commas: " + ", ".join(FLOODS))
     parser.add_argument("--flood", help=argparse.SUPPRESS)
     parser.add_argument("--target", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -197,8 +217,10 @@ def main() -> None:
         flood(options.flood, options.target, options.size)
         return
     with serving() as target:
-        launches(target, options.size, options.seconds)
-        builds(target, options.size)
+        chosen = options.only.split(",") if options.only else list(FLOODS)
+        launches(target, options.size, options.seconds, chosen)
+        if "builds" in chosen:
+            builds(target, options.size)
 
 
 if __name__ == "__main__":

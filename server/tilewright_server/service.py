@@ -35,7 +35,7 @@ from tilewright_server.session.operands.staged_operands import OutputValue
 from tilewright_server.session.region_sources import RegionSource, register
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
-from tilewright_server.session.transfer import read_buffer, write_buffer
+from tilewright_server.session.transfer import Begin, nothing, read_buffer, write_buffer
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Engine, Prepared
@@ -369,6 +369,7 @@ class Service:
         bound = session.binding(binding_id)
         call = Call.within(bound.timeout_s, cancellation, session.client)
         call.owner, call.patient = session, patient
+        session.account.launches += 1
         pins = (bound,)
         session.pin(pins)
         try:
@@ -399,10 +400,10 @@ class Service:
         write_buffer(self.sessions.get(token), buffer_id, offset, source, nbytes)
 
     def read_buffer(
-        self, token: bytes, buffer_id: int, offset: int, nbytes: int, target: tuple[int, int] | None
+        self, token: bytes, buffer: int, offset: int, size: int, target: tuple[int, int] | None, begin: Begin = nothing
     ) -> bytes:
-        """Bytes of a buffer; or, with ``target`` (region id, offset), copy them there and return nothing."""
-        return read_buffer(self.sessions.get(token), buffer_id, offset, nbytes, target, self.binder.inline_limit)
+        """Bytes of a buffer, behind those of ``begin``; with ``target`` (region id, offset), copies them there."""
+        return read_buffer(self.sessions.get(token), buffer, offset, size, target, self.binder.inline_limit, begin)
 
     def close(self) -> None:
         """Free staging memory. Sessions and the engine are closed by whoever made them."""

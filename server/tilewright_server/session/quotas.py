@@ -172,6 +172,8 @@ class Account:
 
     quotas: Quotas
     client: Client
+    launches: int = 0
+    """Launches of the session's bindings that the server made, about: several threads count."""
     _held: dict[Resource, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from io import BytesIO
+
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.memory.regions import Region
 from tilewright_server.session.objects import AnyRegion
 from tilewright_server.session.session import Session
 
-__all__ = ["check_range", "read_buffer", "write_buffer"]
+__all__ = ["Begin", "check_range", "nothing", "read_buffer", "write_buffer"]
 
 CHUNK = 4 << 20
+Begin = Callable[[int], bytes]
+"""Beginning of a reply that is to hold so many bytes. Raises what keeps it from being made."""
 
 
 def write_buffer(session: Session, buffer_id: int, offset: int, source: bytes | tuple[int, int], nbytes: int) -> None:
@@ -38,22 +43,36 @@ def write_buffer(session: Session, buffer_id: int, offset: int, source: bytes | 
         session.unpin((buffer, region))
 
 
+def nothing(_: int) -> bytes:
+    """No bytes."""
+    return b""
+
+
 def read_buffer(
-    session: Session, buffer_id: int, offset: int, nbytes: int, target: tuple[int, int] | None, limit: int
+    session: Session,
+    buffer_id: int,
+    offset: int,
+    nbytes: int,
+    target: tuple[int, int] | None,
+    limit: int,
+    begin: Begin = nothing,
 ) -> bytes:
-    """At most ``limit`` bytes of a buffer; or, with ``target`` (region id, offset), copy them there and return
-    nothing."""
+    """At most ``limit`` bytes of a buffer, behind those that ``begin`` returns, which is asked before they are copied
+    and may refuse; or, with ``target`` (region id, offset), copy them there and return nothing."""
     buffer = session.buffer(buffer_id)
     check_range("buffer", offset, nbytes, buffer.size)
     if target is None:
         _check_reply(nbytes, limit)
-        data = bytearray(nbytes)
+        before = begin(nbytes)
+        data = BytesIO(bytes(len(before) + nbytes))  # whose memory it takes over, and ``getvalue`` returns
         session.pin((buffer,))
         try:
-            buffer.read(offset, memoryview(data))
+            with data.getbuffer() as view:
+                view[: len(before)] = before
+                buffer.read(offset, view[len(before) :])
         finally:
             session.unpin((buffer,))
-        return bytes(data)
+        return data.getvalue()
     region = session.region(target[0])
     check_range("region", target[1], nbytes, region.size)
     session.pin((buffer, region))

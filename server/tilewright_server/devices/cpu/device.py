@@ -17,6 +17,8 @@ from tilewright_server.devices.errors import check_copy, check_size, closed, not
 
 __all__ = ["CpuDevice", "CpuModule"]
 
+_SHORT_COPY = 64 * 1024
+"""Bytes from which on the interpreter's lock is left to others meanwhile, as ``memmove`` of ctypes does."""
 _NO_ROOM = ("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "Too many open files")
 """Words of the loader, and of the system, for what says nothing about the binary."""
 
@@ -123,12 +125,19 @@ class CpuDevice:
     def write(self, buffer: Buffer, offset: int, data: memoryview) -> None:
         nbytes = self._span(buffer, offset, data)
         source = data.cast("B") if data.ndim != 1 or data.format != "B" else data
+        whole = source.obj
+        if nbytes > _SHORT_COPY and isinstance(whole, bytes) and len(whole) == nbytes:
+            ctypes.memmove(buffer.address + offset, whole, nbytes)
+            return
         target = (ctypes.c_char * nbytes).from_address(buffer.address + offset)
         memoryview(target).cast("B")[:] = source
 
     def read(self, buffer: Buffer, offset: int, into: memoryview) -> None:
         nbytes = self._span(buffer, offset, into)
         target = into.cast("B") if into.ndim != 1 or into.format != "B" else into
+        if nbytes > _SHORT_COPY:
+            ctypes.memmove((ctypes.c_char * nbytes).from_buffer(target), buffer.address + offset, nbytes)
+            return
         source = (ctypes.c_char * nbytes).from_address(buffer.address + offset)
         target[:] = memoryview(source).cast("B")
 

@@ -27,6 +27,7 @@ from tilewright_server.endpoints.rpc.transport.calls import UNIX, WireCall, requ
 from tilewright_server.endpoints.rpc.transport.event_loop import Front, start
 from tilewright_server.endpoints.rpc.transport.intake import Intake
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Reception, lane, parse_as, register
+from tilewright_server.endpoints.rpc.transport.pace import Pace
 from tilewright_server.endpoints.rpc.transport.streams import Streams
 from tilewright_server.endpoints.rpc.transport.threads import UNLIMITED, Starter, Threads
 from tilewright_server.endpoints.rpc.transport.tracing import open_tracer
@@ -95,14 +96,15 @@ class RpcServer:
         self.traffic = Traffic(settings.slow_call_s)
         self.traffic.tracer = open_tracer(settings.trace_endpoint, settings.trace_ratio)
         self.peers = Peers()
-        self._front = Front(quotas, self.traffic, self.peers)
+        self._pace = Pace(partial(_served, service.sessions))
+        self._front = Front(quotas, self.traffic, self.peers, self._pace)
         self._make = partial(grpc.server, self._front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.server = self._make()
         self._more: list[tuple[grpc.Server, Intake]] = []
         """Servers of one service only, with what bounds their requests."""
         self.leases = Leases(service, reapers)
         self.streams = Streams(quotas)
-        self._intake, intakes = _intakes(settings, self.peers)
+        self._intake, intakes = _intakes(settings, self.peers, self._pace)
         self._intakes = intakes
         identify = partial(_identify, service.sessions, gate, self.peers)
         self._receive = partial(Reception, identify, lanes, self.streams)
@@ -131,7 +133,7 @@ class RpcServer:
         server, intakes = self.server, self._intakes
         if apart:
             server = self._make()
-            intake, intakes = _intakes(self._settings, self.peers)
+            intake, intakes = _intakes(self._settings, self.peers, self._pace)
             self._more.append((server, intake))
         register(server, servicer, descriptor, self._receive(intakes, self._quotas, self._settings.message_limit))
         return server
@@ -203,10 +205,15 @@ def _copying() -> int:
     return min(max((os.cpu_count() or 2) // 2, 2), 8)
 
 
-def _intakes(settings: Settings, peers: Peers) -> tuple[Intake, dict[Lane, Intake]]:
+def _served(sessions: Sessions) -> list[tuple[str, int]]:
+    """Launches that were made for each session, and its process."""
+    return [(session.client.process, session.account.launches) for session in sessions.all()]
+
+
+def _intakes(settings: Settings, peers: Peers, pace: Pace) -> tuple[Intake, dict[Lane, Intake]]:
     """The intake of requests to one server, and those of all classes."""
     sender = partial(_sender, peers)
-    intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit), sender)
+    intake = Intake(max(LEAST_RECEIVED, settings.receive_bytes // settings.message_limit), sender, pace)
     return intake, dict.fromkeys(Lane, intake) | {Lane.HEALTH: Intake(HEALTH_RECEIVED, sender, patient=False)}
 
 

@@ -10,7 +10,9 @@ from tilewright_server.engine.execution.admission import Admission
 __all__ = ["SLICE_NS", "Slices", "Turn"]
 
 SLICE_NS = 5_000_000
-"""After so long others get their turn, and a caller who went away or is too late is noticed."""
+"""After so long at most others get their turn, and a caller who went away or is too late is noticed."""
+PIECE_NS = SLICE_NS // 2
+"""Repeats that are done in a row. A turn ends when another piece would be too long for it."""
 _GROWTH = 16
 
 
@@ -31,11 +33,11 @@ class Turn:
         self._since = time.perf_counter_ns()
 
     def yield_to_waiters(self) -> None:
-        """Let others run if this has lasted long. Raises what ends the wait; the turn is over then."""
+        """Let others run if this would last too long. Raises what ends the wait; the turn is over then."""
         if not self._admission.queue_depth:
             return
         spent_ns = time.perf_counter_ns() - self._since
-        if spent_ns < SLICE_NS:
+        if spent_ns <= SLICE_NS - PIECE_NS:
             return
         self._held = False
         waiter = self._admission.swap(self._weight, self._call, self._waiter, spent_ns)
@@ -58,7 +60,7 @@ class Turn:
 
 
 class Slices:
-    """How many repeats fit into a slice, learnt from those that ran."""
+    """How many repeats fit into a piece of a slice, learnt from those that ran."""
 
     __slots__ = ("_begin", "_next", "done", "total")
 
@@ -78,4 +80,4 @@ class Slices:
         """They are done."""
         each = max(1, (time.perf_counter_ns() - self._begin) // self._next)
         self.done += self._next
-        self._next = max(1, min(SLICE_NS // each, _GROWTH * self._next))
+        self._next = max(1, min(PIECE_NS // each, _GROWTH * self._next))

@@ -196,10 +196,18 @@ class MemoryServicer:
         return pb.WriteBufferReply()
 
     @lane(Lane.COPY)
-    def read_buffer(self, request: pb.ReadBufferRequest, _: WireCall) -> pb.ReadBufferReply:
-        target = (request.region.region, request.region.offset) if request.HasField("region") else None
-        data = self._service.read_buffer(request.session, request.buffer, request.offset, request.bytes, target)
-        return pb.ReadBufferReply(data=data)
+    def read_buffer(self, request: pb.ReadBufferRequest, context: WireCall) -> pb.ReadBufferReply | bytes:
+        read = partial(self._service.read_buffer, request.session, request.buffer, request.offset, request.bytes)
+        if request.HasField("region"):
+            read((request.region.region, request.region.offset))
+            return pb.ReadBufferReply()
+
+        def begin(nbytes: int) -> bytes:
+            """A reply that may not be held is not made; one that is made is copied once, to where it is sent from."""
+            context.charge(nbytes)()
+            return _field(pb.ReadBufferReply.DATA_FIELD_NUMBER, nbytes) if nbytes else b""
+
+        return read(None, begin)
 
     def free_buffer(self, request: pb.FreeBufferRequest, context: WireCall) -> pb.FreeBufferReply:
         self._sessions.get(request.session).free_buffer(request.buffer, call_of(context).deadline)
@@ -217,6 +225,16 @@ class MemoryServicer:
                 fix="export it over the local socket",
             )
         return exported(buffer, handle)
+
+
+def _field(number: int, nbytes: int) -> bytes:
+    """The beginning of a field of so many bytes, as it is on the wire."""
+    found = bytearray((number << 3 | 2,))
+    while nbytes > 0x7F:
+        found.append(nbytes & 0x7F | 0x80)
+        nbytes >>= 7
+    found.append(nbytes)
+    return bytes(found)
 
 
 def _metadatum(context: WireCall, name: str) -> str:

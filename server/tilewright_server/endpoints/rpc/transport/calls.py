@@ -23,6 +23,7 @@ from grpc._cython import cygrpc
 
 from tilewright_kit.types.errors import CancelledError, ResourceExhaustedError, UnsupportedError
 from tilewright_server.endpoints.rpc.access.peers import Peers, Remote
+from tilewright_server.endpoints.rpc.transport.pace import Pace
 from tilewright_server.endpoints.rpc.transport.status import set_status
 from tilewright_server.endpoints.rpc.transport.tracing import TRACEPARENT, Parts, trace_id
 from tilewright_server.endpoints.rpc.transport.traffic import Refusal, Traffic
@@ -81,6 +82,7 @@ class WireCall:
         "_call",
         "_context",
         "_counted",
+        "_pace",
         "_peers",
         "_quotas",
         "_refusal",
@@ -93,12 +95,14 @@ class WireCall:
         "lasting",
         "method",
         "parts",
+        "sender",
     )
 
-    def __init__(self, event: Any, state: Any, quotas: Quotas, traffic: Traffic, peers: Peers) -> None:
+    def __init__(self, event: Any, state: Any, quotas: Quotas, traffic: Traffic, peers: Peers, pace: Pace) -> None:
         """``quotas`` count bytes that the client has not read yet, ``traffic`` the call; ``peers`` know who is behind a
-        relay."""
+        relay; ``pace`` counts large messages."""
         self._quotas = quotas
+        self._pace = pace
         self._peers = peers
         self._seen: tuple[str, Remote | None] | None = None
         self._traffic = traffic
@@ -108,6 +112,8 @@ class WireCall:
         self.began_ns = time.perf_counter_ns()
         """Beginning of the call, or of the present request of a stream."""
         self.method = ""
+        self.sender = ""
+        """Process or address that it is from, as ``Intake`` has found."""
         self.parts: Parts = ()
         """Parts of its time that were measured, for its trace."""
         self.lasting = False
@@ -192,19 +198,29 @@ class WireCall:
         the call has ended."""
         return self._start(_private._RECEIVE_MESSAGE_TOKEN, (), received)
 
-    def exchange(self, reply: bytes, received: Received) -> None:
-        """Send a message, and ``receive`` the next: that is not taken before ``reply`` has been read.
+    def exchange(self, reply: bytes, received: Received, later: Callable[[], None]) -> None:
+        """Send a message, and ``receive`` the next: that is not taken before ``reply`` has been read. If the next is to
+        wait, ``later`` is called in gRPC's event thread instead, when ``reply`` has been read.
 
         Raises ``ResourceExhaustedError`` if too much is unread already.
         """
         give = self.charge(len(reply))
         self._count(time.perf_counter_ns() - self.began_ns)
+        self._pace.replied(self.sender, self.method, len(reply))
+
+        def sent() -> None:
+            give()
+            later()
 
         def read(data: bytes | None) -> None:
             give()
             received(data)
 
         message = _operations.SendMessageOperation(reply, 0)
+        if self._pace.holds(self.sender, self.method):
+            if not self._start(_private._SEND_MESSAGE_TOKEN, (message,), None, sent):
+                give()
+            return
         if not self._start(_private._RECEIVE_MESSAGE_TOKEN, (message,), received if give is _nothing else read):
             give()
 
@@ -220,7 +236,12 @@ class WireCall:
             return _nothing
         client = self.client
         self._quotas.take(Resource.UNREAD_BYTES, client, nbytes)
-        return partial(self._quotas.give, Resource.UNREAD_BYTES, client, nbytes)
+        self._pace.unread(self.sender, nbytes)
+        return partial(self._discharge, client, nbytes)
+
+    def _discharge(self, client: Client, nbytes: int) -> None:
+        self._quotas.give(Resource.UNREAD_BYTES, client, nbytes)
+        self._pace.unread(self.sender, -nbytes)
 
     def finish(self, data: bytes | None = None) -> None:
         """End the call, with a last message if ``data`` is one, and the status that was set.
@@ -231,6 +252,7 @@ class WireCall:
         if not self._counted:
             self._counted = True
             self._count(None if self.lasting else time.perf_counter_ns() - self.began_ns)
+        self._pace.replied(self.sender, self.method, len(data) if data is not None else 0)
         if give is not _nothing and not self.on_end(give):
             give()
             return

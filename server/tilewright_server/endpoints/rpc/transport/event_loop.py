@@ -19,6 +19,7 @@ from grpc import _server as grpc_server
 
 from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
+from tilewright_server.endpoints.rpc.transport.pace import Pace
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
 from tilewright_server.session.quotas import Quotas
 
@@ -27,6 +28,8 @@ __all__ = ["Entry", "Front", "start"]
 log = logging.getLogger("tilewright.rpc")
 
 POLL_S = 0.25
+SOON_S = 0.01
+"""Time between looks for calls that wait for their pace."""
 _private: Any = grpc_server
 
 
@@ -54,8 +57,9 @@ class _End:
 class Front:
     """The server's thread pool, as far as gRPC can tell."""
 
-    def __init__(self, quotas: Quotas, traffic: Traffic, peers: Peers) -> None:
+    def __init__(self, quotas: Quotas, traffic: Traffic, peers: Peers, pace: Pace) -> None:
         self._quotas = quotas
+        self._pace = pace
         self._traffic = traffic
         self._peers = peers
         self.begun = 0
@@ -64,7 +68,7 @@ class Front:
     def submit(self, run: Callable[..., None], served: Any, event: Any, state: Any, entry: Entry, *rest: Any) -> _End:  # noqa: ARG002 - gRPC's signature
         """Begin a call. Runs in the event thread, and raises nothing."""
         self.begun += 1
-        call = WireCall(event, state, self._quotas, self._traffic, self._peers)
+        call = WireCall(event, state, self._quotas, self._traffic, self._peers, self._pace)
         try:
             call.method, call.lasting = entry.method, entry.lasting
             entry.accept(call)
@@ -73,9 +77,9 @@ class Front:
         return _End(call)
 
 
-def start(server: grpc.Server, tick: Callable[[], None]) -> None:
+def start(server: grpc.Server, tick: Callable[[], bool]) -> None:
     """As ``server.start()``, with an event thread that nothing ends but the end of the server. It calls ``tick`` after
-    each event, and a few times a second.
+    each event, and a few times a second, or soon again if that says so.
 
     Raises ``RuntimeError`` if there is no thread for it.
     """
@@ -91,13 +95,14 @@ def start(server: grpc.Server, tick: Callable[[], None]) -> None:
     begun.set()
 
 
-def _serve(state: Any, begun: threading.Event, tick: Callable[[], None]) -> None:
+def _serve(state: Any, begun: threading.Event, tick: Callable[[], bool]) -> None:
     begun.wait()
+    soon = False
     while True:
         event = None
         try:
-            event = state.completion_queue.poll(time.time() + POLL_S)
-            tick()
+            event = state.completion_queue.poll(time.time() + (SOON_S if soon else POLL_S))
+            soon = tick()
             if event.completion_type == grpc_server.cygrpc.CompletionType.queue_timeout:
                 continue
             if not _private._process_event_and_continue(state, event):

@@ -190,6 +190,9 @@ def _one_request(
 
 def _unary(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[[WireCall, bytes], None]:
     def serve(call: WireCall, data: bytes) -> None:
+        if not call.active:  # cancelled while it waited: others are not to wait for what nobody reads
+            call.finish()
+            return
         try:
             call.finish(_bytes(behaviour(parse(data), call)))
         except Exception as error:
@@ -219,6 +222,7 @@ def _events(behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Cal
 def _stream(name: str, behaviour: Callable[..., bytes], where: Lane, reception: Reception) -> Entry:
     """A method that answers each message of a stream with one, ``behaviour(data, cancellation, client)``. The stream
     holds a thread while it works on a message only."""
+    intake = reception.intake[where]
 
     def accept(call: WireCall) -> None:
         cancellation = Cancellation()
@@ -230,17 +234,21 @@ def _stream(name: str, behaviour: Callable[..., bytes], where: Lane, reception: 
             if data is None:
                 stream.complete()
             elif stream.work():
+                intake.took(call, data)
                 call.began_ns = time.perf_counter_ns()
                 reception.submit(where, call, data, partial(answer, data))
                 reception.streams.heard(stream, call.client)
 
         def answer(data: bytes) -> None:
             try:
-                stream.answer(behaviour(data, cancellation, call.client), received)
+                stream.answer(behaviour(data, cancellation, call.client), received, next_one)
             except Exception as error:
                 stream.fail(error)
 
-        call.receive(received)
+        def next_one() -> None:
+            intake.next_of(call, received)
+
+        next_one()
 
     return Entry(name, accept, lasting=True)
 

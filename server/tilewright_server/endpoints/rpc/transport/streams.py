@@ -33,10 +33,10 @@ class OpenStream:
             self._busy = not self._finished
             return self._busy
 
-    def answer(self, reply: bytes, received: Callable[[bytes | None], None]) -> None:
-        """Send the reply, and wait for the next request: nothing else is to be done."""
+    def answer(self, reply: bytes, received: Callable[[bytes | None], None], later: Callable[[], None]) -> None:
+        """Send the reply, and wait for the next request: nothing else is to be done. See ``WireCall.exchange``."""
         with self._lock:
-            self._call.exchange(reply, received)
+            self._call.exchange(reply, received, later)
             self._busy = False
             if self._stopping:
                 self._finish(_draining())
