@@ -130,7 +130,7 @@ class Manager:
         return self._log.read_text(errors="replace")
 
     def enter(self, *command: str, check: bool = True) -> str:
-        """What a command prints that runs beside the server."""
+        """Output of a command that runs beside the server."""
         done = subprocess.run(
             ["nsenter", "--all", "--target", str(self.pid), *command],
             capture_output=True, text=True, timeout=LIMIT_S, check=False,

@@ -18,11 +18,15 @@ from tilewright_emulator import CodeObject, Memory, Report
 from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
+from tilewright_gemm.pipelines.candidates import with_signature
+from tilewright_gemm.plugin import GEMM
+from tilewright_gemm.problem.problem import GemmProblem
+from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
 from tilewright_kit.contract.problem import Operand, Role
 from tilewright_kit.numerics.compare import poison
 
-__all__ = ["HipRunner", "Storage"]
+__all__ = ["HipRunner", "Storage", "configured", "results_of"]
 
 _GRAIN = 16
 """Bytes that memory is handed out in: a kernel may read, but not use, what lies within."""
@@ -136,3 +140,18 @@ class HipRunner:
             dynamic_lds=geometry.shared_bytes,
         )
         self.reports.append(report)
+
+
+def configured(problem: GemmProblem, fields: Mapping[str, Any]) -> GemmConfig:
+    """A kernel for the problem with these fields of an algorithm; slices of K are theirs, too."""
+    config = with_signature(problem, GemmConfig(dtype_a=problem.dtype_a, **fields))
+    return config.replace(split_k=fields.get("split_k", 1))
+
+
+def results_of(
+    problem: GemmProblem, config: GemmConfig, device: DeviceInfo, inputs: Mapping[str, Array]
+) -> dict[str, Array]:
+    """All tensors after the plan of a kernel, which is valid on the device, has run in the emulator."""
+    assert not GEMM.rules.check(config, device.arch), GEMM.rules.check(config, device.arch)
+    memory = HipRunner(device.arch).run(GEMM.plan(problem, config, device), inputs)
+    return {name: item.view for name, item in memory.items()}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gemm_runner import Array, Runner, draw
-from hip_runner import HipRunner
+from hip_runner import results_of
 from hip_units import HAVE_HIP, WITHOUT_HIP
 from test_gpu_emulated import Emulated
 
@@ -300,8 +300,7 @@ def test_amd_kernels_scale_every_block(name: str, request_: OperationRequest, pi
     config = GEMM.rules.correct(config, device.arch).config
     assert not GEMM.rules.check(config, device.arch) and config.pipeline == pipeline
     inputs = drawn(problem)
-    memory = HipRunner(device.arch).run(GEMM.plan(problem, config, device), inputs, 0)
-    compared(problem, inputs, {key: item.view for key, item in memory.items()}, config.name)
+    compared(problem, inputs, results_of(problem, config, device, inputs), config.name)
 
 
 def test_kernels_without_block_scales_are_what_they_were() -> None:

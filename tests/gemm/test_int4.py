@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC
 from gemm_runner import Array, Runner, draw
-from hip_runner import HipRunner
+from hip_runner import results_of
 from hip_units import HAVE_HIP, WITHOUT_HIP
 from test_gpu_emulated import Emulated
 
@@ -376,8 +376,7 @@ def test_amd_kernels_unpack_and_scale_every_group(name: str, request_: Operation
     config = with_signature(problem, next(item for item in own if item.dtype_a is problem.dtype_a))
     assert not GEMM.rules.check(config, device.arch) and not GEMM.mismatches(problem, config, device)
     inputs = drawn(problem)
-    memory = HipRunner(device.arch).run(GEMM.plan(problem, config, device), inputs, 0)
-    compared(problem, inputs, {key: item.view for key, item in memory.items()}, config.name)
+    compared(problem, inputs, results_of(problem, config, device, inputs), config.name)
 
 
 def test_kernels_without_packed_weights_are_what_they_were() -> None:

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gemm_runner import Array, Runner, draw
-from hip_runner import HipRunner
+from hip_runner import configured, results_of
 from hip_units import HAVE_HIP, WITHOUT_HIP, toolchain
 from test_block_scales import compared, portable
 from test_gpu_emulated import Emulated
@@ -284,12 +284,8 @@ MORE = pytest.mark.extended
 def test_amd_kernels_multiply_packed_values(name: str, request_: OperationRequest, fields: dict[str, Any]) -> None:
     device = device_of(tilewright_arch.load(name), 3)
     problem = GEMM.parse(request_)
-    config = with_signature(problem, GemmConfig(dtype_a=problem.dtype_a, **fields))
-    config = config.replace(split_k=fields.get("split_k", 1))
-    assert not GEMM.rules.check(config, device.arch), GEMM.rules.check(config, device.arch)
-    inputs = drawn(problem)
-    memory = HipRunner(device.arch).run(GEMM.plan(problem, config, device), inputs, 0)
-    checked(problem, inputs, {key: item.view for key, item in memory.items()}, config.name)
+    config, inputs = configured(problem, fields), drawn(problem)
+    checked(problem, inputs, results_of(problem, config, device, inputs), config.name)
 
 
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)

@@ -27,8 +27,8 @@ def request_id(text: str) -> Iterator[None]:
     """Have calls and launches inside the block, of this thread or asyncio task, go under the program's own id: 1 to 64
     printable ASCII characters, such as the id of the request that the program serves. Raises ``InvalidArgumentError``.
 
-        >>> with request_id("chat-4711"):
-        ...     pass  # client.gemm(a, b)
+        with tilewright.request_id("chat-4711"):
+            client.gemm(a, b)
     """
     if not (0 < len(text) <= MAX_ID and text.isascii() and text.isprintable() and text == text.strip()):
         raise InvalidArgumentError(

@@ -26,6 +26,7 @@ from tilewright_gemm.problem.problem import GemmProblem, Product, View
 from tilewright_gemm.references.reference import reference_gemm
 from tilewright_gemm.vocabulary import ScaleA, ScaleB, default_output, output_dtypes
 from tilewright_kit.contract.device import DeviceInfo
+from tilewright_kit.selection.candidates import fastest
 from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = [
@@ -77,8 +78,4 @@ def best_kernel(problem: GemmProblem, device: DeviceInfo) -> GemmConfig:
             rule="no_candidates",
             fix="use other element types or layouts, or another device",
         )
-    predicted = {config: made for config, made in zip(candidates, candidates.predictions, strict=True) if made}
-    return min(
-        candidates,
-        key=lambda config: ((predicted.get(config) or predict_gemm(problem, config, device)).seconds, config.name),
-    )
+    return fastest(candidates, lambda config: predict_gemm(problem, config, device))

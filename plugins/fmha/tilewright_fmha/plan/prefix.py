@@ -22,8 +22,9 @@ from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.arguments import Pointer
 from tilewright_kit.contract.composition import Composition
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Candidates, Prediction, predictions_of
+from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.contract.plan import I64, ExecutionPlan, Stage, Struct
+from tilewright_kit.selection.candidates import fastest
 from tilewright_kit.types.errors import UnsupportedError
 
 __all__ = ["attention_candidates", "attention_mismatches", "attention_refusal", "plan_attention", "predict_attention"]
@@ -77,9 +78,7 @@ def _kernel(problem: FmhaProblem, device: DeviceInfo) -> FmhaConfig:
             rule="no_candidates",
             fix="give each sequence all of its pages in block_table, or use another device",
         )
-    known = predictions_of(candidates)
-    times = {config: (known.get(config) or predict_fmha(problem, config, device)).seconds for config in candidates}
-    return min(candidates, key=lambda config: (times[config], config.name))
+    return fastest(candidates, lambda config: predict_fmha(problem, config, device))
 
 
 def plan_attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:

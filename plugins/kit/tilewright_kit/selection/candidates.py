@@ -9,11 +9,11 @@ from tilewright_arch import Caches
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.rules import RuleBook
 from tilewright_kit.contract.device import DeviceInfo
-from tilewright_kit.contract.operation import Candidates, Prediction
+from tilewright_kit.contract.operation import Candidates, Prediction, predictions_of
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.tiles.choices import cpu_teams
 
-__all__ = ["Verdicts", "shortlist", "teams_for"]
+__all__ = ["Verdicts", "fastest", "shortlist", "teams_for"]
 
 C = TypeVar("C", bound=KernelConfig)
 
@@ -56,6 +56,13 @@ def shortlist(configs: Sequence[C], most: int, predict: Callable[[C], Prediction
     fastest = sorted(range(len(configs) - 1), key=[item.seconds for item in predictions if item].__getitem__)
     kept = [*sorted(fastest[: most - 1]), len(configs) - 1]
     return Candidates((configs[place] for place in kept), (predictions[place] for place in kept))
+
+
+def fastest(candidates: Sequence[C], predict: Callable[[C], Prediction]) -> C:
+    """The candidate of the least predicted time, of equal ones the first by name; ``predict`` is asked where a
+    prediction did not come with it. Raises ``ValueError`` if there are none."""
+    known = predictions_of(candidates)
+    return min(candidates, key=lambda config: ((known.get(config) or predict(config)).seconds, config.name))
 
 
 def teams_for(problem: Problem, device: DeviceInfo) -> tuple[int, ...]:
