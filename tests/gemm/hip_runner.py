@@ -19,7 +19,7 @@ from tilewright_gemm.codegen import generate
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.pack_b import PackBConfig
 from tilewright_gemm.pipelines.candidates import with_signature
-from tilewright_gemm.plugin import GEMM
+from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, ExecutionPlan, Geometry, pack
@@ -28,6 +28,7 @@ from tilewright_kit.numerics.compare import poison
 
 __all__ = ["HipRunner", "Storage", "configured", "results_of"]
 
+GEMM = GemmOperation()
 _GRAIN = 16
 """Bytes that memory is handed out in: a kernel may read, but not use, what lies within."""
 _CANARY = 0xA5
