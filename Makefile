@@ -29,6 +29,8 @@ $(DEMO_READY): pyproject.toml scripts/bootstrap.py
 
 $(DEV_READY): pyproject.toml scripts/bootstrap.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV) --extras dev
+	@# Bytecode of all that tests import, and Hypothesis' constants, once: else each process of tests makes its own.
+	@$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider -m '' >/dev/null 2>&1 || true
 	@touch $@ $(DEMO_READY)
 
 setup: $(DEV_READY) ## Make the environment for development
