@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -73,6 +74,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from passed import Recorder
 
         config.pluginmanager.register(Recorder(config))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker which tests are left out: found once, for all of them."""
+    from passed import as_they_stand
+
+    node.workerinput["passed"] = as_they_stand(node.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

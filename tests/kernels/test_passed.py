@@ -34,7 +34,12 @@ def pytest_configure(config):
     if config.getoption("record"):
         config.pluginmanager.register(passed.Recorder(config))
 
+def pytest_configure_node(node):
+    node.workerinput["passed"] = passed.as_they_stand(node.config)
+
 def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        passed.state = None  # workers are told, and find nothing out themselves
     passed.leave_out(config, items)
 """
 TESTS = """
@@ -160,5 +165,7 @@ def test_tests_that_passed_are_skipped_until_something_that_they_read_changes(tm
     assert "1 passed" in run(tmp_path, "--record")
     assert list(json.loads(record.read_text())) == ["test_some.py"]
     assert "1 skipped" in run(tmp_path)
+    assert "1 skipped" in run(tmp_path, "-n", "1")
     kernel.write_text("bug")
+    assert "1 failed" in run(tmp_path, "-n", "1")
     assert "1 failed" in run(tmp_path)
