@@ -297,7 +297,7 @@ class Application:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit status. A second signal ends the process at once."""
-        from tilewright_server.hosting.lifecycle.heap import bound_heap, collecting_later
+        from tilewright_server.hosting.lifecycle.interpreter import collecting_later, set_up_interpreter
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import OTHERS, end_when_idle, process_signals
         from tilewright_server.hosting.lifecycle.succession import Succession
@@ -305,7 +305,7 @@ class Application:
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.settings import inherited_sockets, service_manager
 
-        bound_heap()
+        set_up_interpreter()
         set_up(self.settings.log_level, self.settings.log_format)
         wishes = service_manager()
         manager = ServiceManager(wishes.notify_socket)

@@ -4,10 +4,8 @@ nor sessions."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +21,7 @@ from tilewright_kit.selection.strategies import Strategy
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnavailableError
 from tilewright_native import include_dir
 from tilewright_server.build.cache.artifacts import ArtifactCache
-from tilewright_server.build.pool import Build, BuildEvent, BuildPool, PoolOptions
+from tilewright_server.build.pool import BuildEvent, BuildPool, PoolOptions
 from tilewright_server.build.toolchains.hip import HipToolchain
 from tilewright_server.build.toolchains.nvrtc import NvrtcToolchain
 from tilewright_server.build.toolchains.toolchain import CpuToolchain, Toolchain
@@ -33,7 +31,6 @@ from tilewright_server.devices.cpu.topology import find_topology
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.devices.worker.process import Loss
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.execution.executor import Executor
 from tilewright_server.engine.execution.prepared import Execution, Prepared
 from tilewright_server.engine.execution.workspace_arena import Arena
@@ -43,8 +40,10 @@ from tilewright_server.engine.kernels.registered import RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.planning.ahead_of_time import AheadOfTime
 from tilewright_server.engine.planning.assembler import Assembler
+from tilewright_server.engine.planning.computing import Computing
 from tilewright_server.engine.planning.planner import Planner
 from tilewright_server.engine.planning.quarantine import Quarantine
+from tilewright_server.engine.planning.set_builds import BuildResult, SetBuilds
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
 from tilewright_server.measurements.strategies import Generations, measured_strategies
@@ -54,17 +53,6 @@ __all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
 log = logging.getLogger(__name__)
 
 _EXPLAIN_LIMIT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class BuildResult:
-    """The end of one build. ``error`` is None if the kernel is in the cache now."""
-
-    config: KernelConfig
-    key: str
-    cached: bool = False
-    build_ns: int = 0
-    error: TilewrightError | None = None
 
 
 class Engine:
@@ -97,6 +85,7 @@ class Engine:
             self.catalogs, self._store, self.registered, self.cache, lambda: self.devices.info().arch
         )
         self.quarantine = Quarantine()
+        self.computing = Computing()
         self._assembler = Assembler(self.devices, self._store, self.statistics, self._make_executor, self.quarantine)
         self._planner = Planner(
             self.catalogs,
@@ -106,10 +95,12 @@ class Engine:
             self._assembler,
             self.statistics,
             self.quarantine,
+            self.computing,
             limit=options.plan_cache,
             max_bytes=options.plan_cache_bytes,
             negative_ttl_s=options.negative_ttl_s,
         )
+        self._builds = SetBuilds(self._store, self.computing)
         self.ahead = AheadOfTime(self._planner, self._store)
         """Launch plans for devices that need not be there."""
         self.devices.listeners.append(self._device_lost)
@@ -262,47 +253,9 @@ class Engine:
         *,
         retry_failed: bool = False,
     ) -> list[BuildResult]:
-        """Build kernels, in parallel, and return one result for each in order. A failed build is a result.
-
-        ``progress`` is called from several threads, one call at a time. Raises ``DeadlineError`` or ``CancelledError``
-        when the caller stops waiting; builds that had begun go on for the cache's sake, the others are cancelled. They
-        are of the priority ``BATCH`` at most: what a call waits for overtakes them.
-        """
+        """See ``SetBuilds.build``."""
         self._require_open()
-        watch = _Progress(progress, len(configs))
-        client = call.client.at_most(Priority.BATCH)
-        started: list[Build | TilewrightError] = []
-        try:
-            started += (self._start(config, arch, watch, retry_failed, client) for config in configs)
-            return [self._result(config, build, call) for config, build in zip(configs, started, strict=True)]
-        finally:
-            for build in started:
-                if isinstance(build, Build):
-                    self._store.release(build)
-
-    def _start(
-        self, config: KernelConfig, arch: ArchSpec, watch: _Progress, retry_failed: bool, client: Client
-    ) -> Build | TilewrightError:
-        try:
-            unit = self._store.unit(config, arch)
-            build = self._store.submit(unit, arch, client, retry_failed=retry_failed, held=True)
-        except TilewrightError as error:
-            watch.heard(BuildEvent(config.name, "", "failed", error=error))
-            return error
-        build.listen(watch.heard)
-        return build
-
-    @staticmethod
-    def _result(config: KernelConfig, build: Build | TilewrightError, call: Call) -> BuildResult:
-        if isinstance(build, TilewrightError):
-            return BuildResult(config, "", error=build)
-        try:
-            build.wait(call)
-        except TilewrightError as error:
-            if not build.done:  # the caller's own end, not the build's
-                raise
-            return BuildResult(config, build.key, error=error)
-        return BuildResult(config, build.key, build.state == "cached", build.build_ns)
+        return self._builds.build(configs, arch, progress, call, retry_failed=retry_failed)
 
     def validate(
         self, operation: str, config: Mapping[str, Any], arch: str
@@ -432,18 +385,3 @@ class Engine:
             "workspace_bytes": sum(executor.workspace_bytes for executor in executors),
             "plans": len(self._planner),
         }
-
-
-class _Progress:
-    """Counts the kernels of one call that are done, and passes events on one at a time."""
-
-    def __init__(self, progress: Callable[[BuildEvent], None], total: int) -> None:
-        self._progress = progress
-        self._total = total
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def heard(self, event: BuildEvent) -> None:
-        with self._lock:
-            self._done += event.state in ("built", "cached", "failed")
-            self._progress(replace(event, done=self._done, total=self._total))

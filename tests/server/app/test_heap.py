@@ -109,3 +109,12 @@ def test_collections_do_not_visit_what_is_imported_after_the_start(tmp_path: Pat
     )
     before, after, collecting = done.stdout.split()
     assert collecting == "True" and int(after) > int(before) + 10_000
+
+
+def test_a_process_of_the_servers_own_divides_the_interpreter_in_steps_of_a_millisecond() -> None:
+    script = (
+        "import sys; from tilewright_server.hosting.lifecycle.interpreter import set_up_interpreter; "
+        "set_up_interpreter(); print(sys.getswitchinterval())"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 0 < float(answer.stdout) <= 0.001

@@ -16,8 +16,16 @@ from tilewright_server.build.cache.artifacts import LOG, ArtifactCache
 from tilewright_server.engine.kernels.names import Catalogs, close_kernels, close_names
 from tilewright_server.engine.kernels.registered import REGISTERED, RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
+from tilewright_server.engine.lru import Lru
 
 __all__ = ["Kernel", "KernelCatalog", "KernelDetail"]
+
+_SETS = 32
+"""Sets of kernels, each of one arch, that are remembered."""
+
+
+def _nothing() -> None:
+    """Do nothing between two steps of long work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class KernelCatalog:
         self._registered = registered
         self._cache = cache
         self._default_arch = default_arch
+        self._sets: Lru[tuple[str, str, ArchSpec], tuple[KernelConfig, ...]] = Lru(_SETS)
 
     def arch(self, name: str = "") -> ArchSpec:
         """An arch by id, with the machine's own figures if it is the default device's. Raises ``NotFoundError``."""
@@ -83,14 +92,21 @@ class KernelCatalog:
         return sorted({REGISTERED, *(name for item in self._chosen(operation) for name in item.kernel_sets)})
 
     def select(
-        self, operation: str = "", kernel_set: str = "", arch: str = "", pattern: str = "", session: bytes = b""
+        self,
+        operation: str = "",
+        kernel_set: str = "",
+        arch: str = "",
+        pattern: str = "",
+        session: bytes = b"",
+        *,
+        pause: Callable[[], None] = _nothing,
     ) -> list[KernelConfig]:
         """Configurations that match, in declaration order, none twice; then those that were registered, by others than
-        ``session`` for all. ``pattern`` is a shell pattern over names.
+        ``session`` for all. ``pattern`` is a shell pattern over names. ``pause`` is called again and again meanwhile.
 
         Raises ``NotFoundError`` for an unknown operation, set or arch.
         """
-        return list(self._select(operation, kernel_set, self.arch(arch), pattern, session))
+        return list(self._select(operation, kernel_set, self.arch(arch), pattern, session, pause))
 
     def list(
         self,
@@ -109,9 +125,9 @@ class KernelCatalog:
         page = configs[offset : offset + limit] if limit else configs[offset:]
         return [self.describe(config, spec) for config in page], len(configs)
 
-    def find(self, operation: str, name: str, arch: str = "") -> KernelConfig:
+    def find(self, operation: str, name: str, arch: str = "", *, pause: Callable[[], None] = _nothing) -> KernelConfig:
         """A configuration by name or alias: one that a plan or an explanation named, or one of the sets; of any
-        operation if ``operation`` is empty.
+        operation if ``operation`` is empty. ``pause`` is called again and again meanwhile.
 
         Raises ``NotFoundError`` with close matches.
         """
@@ -120,7 +136,7 @@ class KernelCatalog:
             known = self._store.named(item.name, name) or self._registered.find(item.name, name)
             if known is not None and item.rules.allows(known, spec):
                 return known
-        for config in self._select(operation, "", spec, ""):
+        for config in self._select(operation, "", spec, "", pause=pause):
             if name == (alias_of(config.name) if name.startswith("@") else config.name):
                 return config
         close = close_kernels(name, (config.name for config in self._select(operation, "", spec, "")))
@@ -187,7 +203,13 @@ class KernelCatalog:
         return [self._catalogs.operation(operation)] if operation else list(self._catalogs.operations.values())
 
     def _select(
-        self, operation: str, kernel_set: str, arch: ArchSpec, pattern: str, session: bytes = b""
+        self,
+        operation: str,
+        kernel_set: str,
+        arch: ArchSpec,
+        pattern: str,
+        session: bytes = b"",
+        pause: Callable[[], None] = _nothing,
     ) -> Iterator[KernelConfig]:
         chosen = self._chosen(operation)
         if kernel_set not in ("", REGISTERED) and not any(kernel_set in item.kernel_sets for item in chosen):
@@ -200,10 +222,10 @@ class KernelCatalog:
             )
         for item in chosen:
             seen: set[KernelConfig] = set()
-            for name, kernels in item.kernel_sets.items():
+            for name in item.kernel_sets:
                 if kernel_set and name != kernel_set:
                     continue
-                for config in kernels.expand(arch, item.rules):
+                for config in self._expanded(item, name, arch, pause):
                     if config not in seen and (not pattern or fnmatchcase(config.name, pattern)):
                         seen.add(config)
                         yield config
@@ -211,3 +233,18 @@ class KernelCatalog:
                 matches = config not in seen and (not pattern or fnmatchcase(config.name, pattern))
                 if matches and item.rules.allows(config, arch):
                     yield config
+
+    def _expanded(
+        self, operation: Operation[Any, Any], name: str, arch: ArchSpec, pause: Callable[[], None]
+    ) -> Sequence[KernelConfig]:
+        """Kernels of a set. The first time this takes up to seconds of computing, with pauses."""
+        key = (operation.name, name, arch)
+        found = self._sets.get(key)
+        if found is None:
+            made: list[KernelConfig] = []
+            for config in operation.kernel_sets[name].iterate(arch, operation.rules):
+                made.append(config)
+                pause()
+            found = tuple(made)
+            self._sets.put(key, found)
+        return found

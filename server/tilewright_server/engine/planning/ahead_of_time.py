@@ -18,7 +18,8 @@ from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.caller_launch import check_values
 from tilewright_server.engine.execution.value_check import value_check
 from tilewright_server.engine.kernels.store import KernelStore
-from tilewright_server.engine.planning.planner import DOES_NOT_FIT, NEXT_TRIED, Planner, settled
+from tilewright_server.engine.planning.plan_cache_entry import settled
+from tilewright_server.engine.planning.planner import DOES_NOT_FIT, NEXT_TRIED, Planner
 from tilewright_server.engine.types import Selection
 
 __all__ = ["AheadOfTime", "CompiledPlan"]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import Problem
-from tilewright_kit.selection.strategies import Ranked, Strategy
+from tilewright_kit.selection.strategies import Explicit, Ranked, Strategy
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.kernels.store import Unit
 
-__all__ = ["OPERAND_BYTES", "Choice", "Entry", "Question"]
+__all__ = ["OPERAND_BYTES", "Choice", "Entry", "Question", "settled"]
 
 OPERAND_BYTES = 400
 _RANKED_BYTES = 1500
@@ -32,6 +33,12 @@ class Question:
     device: DeviceInfo
     strategy: Strategy
 
+    @property
+    def given(self) -> str:
+        """Name of the kernel that the caller gave by its configuration; empty if none was."""
+        kernel = self.strategy.kernel if isinstance(self.strategy, Explicit) else None
+        return kernel.name if isinstance(kernel, KernelConfig) else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -39,6 +46,15 @@ class Choice:
 
     plan: ExecutionPlan
     units: tuple[Unit, ...]
+
+
+def settled(problem: Problem, plan: ExecutionPlan) -> ExecutionPlan:
+    """``plan``, but without stages for a problem that has nothing to compute.
+
+    Such a problem is planned all the same: the plan may know more of the operands than the problem does, a format for
+    example.
+    """
+    return replace(plan, stages=(), workspace_bytes=0, counter_bytes=0) if problem.is_empty else plan
 
 
 class Entry:

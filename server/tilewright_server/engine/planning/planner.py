@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from functools import partial
 
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
-from tilewright_kit.contract.problem import OperationRequest, Problem
-from tilewright_kit.selection.strategies import Explicit, FirstFit, Ranked, Selector, Strategy
+from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.selection.strategies import Explicit, FirstFit, Ranked, Selector
 from tilewright_kit.types.errors import BuildFailedError, DeviceError, TilewrightError
 from tilewright_server.build.pool import BuildEvent
 from tilewright_server.devices.registry import DeviceRegistry
@@ -30,14 +30,15 @@ from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.lru import Lru
 from tilewright_server.engine.planning.alternatives import alternatives
 from tilewright_server.engine.planning.assembler import Assembler
+from tilewright_server.engine.planning.computing import Computing
 from tilewright_server.engine.planning.given_config import given_config
-from tilewright_server.engine.planning.plan_cache_entry import Choice, Entry, Question
+from tilewright_server.engine.planning.plan_cache_entry import Choice, Entry, Question, settled
 from tilewright_server.engine.planning.quarantine import Quarantine, refusal
 from tilewright_server.engine.planning.request_key import names_kernel, request_bytes, request_key
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import Selection
 
-__all__ = ["DOES_NOT_FIT", "NEXT_TRIED", "Planner", "settled"]
+__all__ = ["DOES_NOT_FIT", "NEXT_TRIED", "Planner"]
 
 log = logging.getLogger(__name__)
 
@@ -56,20 +57,6 @@ _RETRY_S = 5.0
 _LONGEST_RETRY_S = 600.0
 
 
-def settled(problem: Problem, plan: ExecutionPlan) -> ExecutionPlan:
-    """``plan``, but without stages for a problem that has nothing to compute.
-
-    Such a problem is planned all the same: the plan may know more of the operands than the problem does, a format for
-    example.
-    """
-    return replace(plan, stages=(), workspace_bytes=0, counter_bytes=0) if problem.is_empty else plan
-
-
-def _named(strategy: Strategy) -> str:
-    """Name of the kernel that the caller gave by its configuration; empty if none was."""
-    return strategy.kernel.name if isinstance(strategy, Explicit) and isinstance(strategy.kernel, KernelConfig) else ""
-
-
 class Planner:
     """Thread-safe. Concurrent misses for one problem rank and plan once; each caller waits under its own deadline."""
 
@@ -82,6 +69,7 @@ class Planner:
         assembler: Assembler,
         statistics: Statistics,
         quarantine: Quarantine,
+        computing: Computing,
         *,
         limit: int,
         max_bytes: int,
@@ -94,6 +82,7 @@ class Planner:
         self._assembler = assembler
         self._statistics = statistics
         self._quarantine = quarantine
+        self._computing = computing
         self._negative_ttl_s = negative_ttl_s
         self._later = Later("tilewright-upgrades")
         # A plan weighs in both that may keep it: it stays while one of them does.
@@ -180,19 +169,26 @@ class Planner:
             if time.monotonic() < refused[1]:
                 raise copy(refused[0])
             self._refused.discard(key)
-        try:
+        with self._remembered(key, request):
             question = self.question(request, selection)
+        with self._computing.turn(call), self._remembered(key, request):
             entry = self._entry(question, selection)
             self._rank(entry, question)
+        try:
+            return self._ready(entry, question, selection, call)
+        finally:
+            self._entries.weigh(entry.key, entry, entry.nbytes)
+
+    @contextmanager
+    def _remembered(self, key: tuple[object, ...], request: OperationRequest) -> Iterator[None]:
+        """What is refused inside is refused from memory for a while."""
+        try:
+            yield
         except TilewrightError as error:
             # A copy, since the error itself keeps alive all that the request was made of, through its traceback.
             weight = _REFUSAL_BYTES * (1 + len(error.violations)) + request_bytes(request)
             self._refused.put(key, (copy(error), time.monotonic() + self._negative_ttl_s), weight)
             raise
-        try:
-            return self._ready(entry, question, selection, call)
-        finally:
-            self._entries.weigh(entry.key, entry, entry.nbytes)
 
     def _entry(self, question: Question, selection: Selection) -> Entry:
         key = (
@@ -200,7 +196,7 @@ class Planner:
             question.operation.name,
             question.problem.signature,
             question.strategy.name,
-            selection.kernel or _named(question.strategy),
+            selection.kernel or question.given,
         )
         entry = self._entries.get_or_make(key, lambda: Entry(key))
         if entry.is_lost:
@@ -238,7 +234,7 @@ class Planner:
             if fallback is not None:
                 return fallback
         while True:
-            choice = self._best(entry, question)
+            choice = self._best(entry, question, call)
             try:
                 self._kernels.obtain(choice.units, question.device.id, question.device.arch, call)
                 return self._finish(entry, question, choice, call)
@@ -262,14 +258,14 @@ class Planner:
         log.warning("the next kernel is taken, since this one does not fit: %s", error)
         return True
 
-    def _best(self, entry: Entry, question: Question) -> Choice:
-        with entry.lock:
-            if entry.plan is None:
-                config = entry.ranked[0].config
-                entry.plan = settled(
-                    question.problem, question.operation.plan(question.problem, config, question.device)
-                )
-        return self._with_units(question, entry.plan)
+    def _best(self, entry: Entry, question: Question, call: Call) -> Choice:
+        with self._computing.turn(call):
+            with entry.lock:
+                if entry.plan is None:
+                    config = entry.ranked[0].config
+                    plan = question.operation.plan(question.problem, config, question.device)
+                    entry.plan = settled(question.problem, plan)
+            return self._with_units(question, entry.plan)
 
     def _with_units(self, question: Question, plan: ExecutionPlan) -> Choice:
         return Choice(plan, tuple(self._kernels.unit(item, question.device.arch) for item in plan.kernels))
@@ -305,7 +301,7 @@ class Planner:
         """The best-ranked plan whose kernels are built, while the best of all is being built; None if that one is built
         already, or nothing is."""
         ranked = entry.ranked
-        best = self._best(entry, question)
+        best = self._best(entry, question, call)
         if not ranked or self._is_ready(best, question.device):
             return None
         note = f"fallback: {ranked[0].config.name} is being built"
@@ -327,7 +323,7 @@ class Planner:
         """The first whose kernels are built and can be loaded."""
         failed = 0
         for item in ranked:
-            choice = self._usable(question, item.config)
+            choice = self._usable(question, item.config, call)
             if choice is None:
                 continue
             try:
@@ -356,12 +352,12 @@ class Planner:
             values=values,
         )
 
-    def _usable(self, question: Question, config: KernelConfig) -> Choice | None:
-        try:
-            plan = question.operation.plan(question.problem, config, question.device)
-            choice = self._with_units(question, plan)
-        except TilewrightError:  # one candidate that cannot be generated must not keep the others from helping
-            return None
+    def _usable(self, question: Question, config: KernelConfig, call: Call) -> Choice | None:
+        with self._computing.turn(call):
+            try:
+                choice = self._with_units(question, question.operation.plan(question.problem, config, question.device))
+            except TilewrightError:  # one candidate that cannot be generated must not keep the others from helping
+                return None
         return choice if self._is_ready(choice, question.device) else None
 
     def _knows(self, entry: Entry) -> bool:
@@ -440,6 +436,6 @@ class _Upgrade:
             return
         following = _Upgrade(self._planner, self._entry, self._question, self._client, failures)
         try:
-            following.begin(self._planner._best(self._entry, self._question))
+            following.begin(self._planner._best(self._entry, self._question, Call(client=self._client)))
         except TilewrightError as error:
             following._failed(error)

@@ -1,4 +1,4 @@
-"""The heap of the server's process: how much of it may stay when what it held is gone, and what collections visit.
+"""The heap of the server's process: how much of it may stay when what it held is gone.
 
 By default, glibc gives every thread a heap (up to eight for each core) and raises its thresholds with the largest block
 that was ever freed, up to 32 MiB. After a flood of large messages, hundreds of MiB then stay with the process that
@@ -8,16 +8,13 @@ nothing uses. With another C library these functions do nothing.
 from __future__ import annotations
 
 import ctypes
-import gc
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["HeapTrimmer", "bound_heap", "collecting_later", "trim_heap"]
+__all__ = ["HeapTrimmer", "bound_heap", "trim_heap"]
 
 log = logging.getLogger("tilewright.heap")
 
@@ -69,18 +66,6 @@ def trim_heap() -> None:
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(0)
-
-
-@contextmanager
-def collecting_later() -> Iterator[None]:
-    """Collect no garbage while a process starts: its modules and tables are not garbage. They are not looked through
-    in later collections either."""
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 class HeapTrimmer:

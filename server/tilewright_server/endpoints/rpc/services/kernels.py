@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -55,14 +55,18 @@ class KernelsServicer:
             log=detail.log,
         )
 
-    def validate(self, request: pb.ValidateConfigRequest, _: WireCall) -> pb.ValidateConfigReply:
-        config, violations = self._engine.validate(request.operation, _config(request.config_json), request.arch)
+    def validate(self, request: pb.ValidateConfigRequest, context: WireCall) -> pb.ValidateConfigReply:
+        record = _config(request.config_json)
+        with self._engine.computing.turn(call_of(context)):
+            config, violations = self._engine.validate(request.operation, record, request.arch)
         return pb.ValidateConfigReply(
             valid=not violations, name=config.name, violations=[to_violation(item) for item in violations]
         )
 
-    def correct(self, request: pb.CorrectConfigRequest, _: WireCall) -> pb.CorrectConfigReply:
-        correction = self._engine.correct(request.operation, _config(request.config_json), request.arch)
+    def correct(self, request: pb.CorrectConfigRequest, context: WireCall) -> pb.CorrectConfigReply:
+        record = _config(request.config_json)
+        with self._engine.computing.turn(call_of(context)):
+            correction = self._engine.correct(request.operation, record, request.arch)
         return pb.CorrectConfigReply(
             valid=correction.is_valid,
             config_json=json.dumps(correction.config.to_dict(), default=str),
@@ -92,7 +96,8 @@ class KernelsServicer:
     def build(self, request: pb.BuildRequest, context: WireCall, send: Send) -> None:
         """Events as they come. A slow reader does not hold up the compilers."""
         call = call_of(context)
-        configs = self._wanted(request)
+        with self._engine.computing.turn(call) as pause:
+            configs = self._wanted(request, pause)
         arch = self._engine.kernels.arch(request.arch or request.filter.arch)
         self._engine.build(
             configs, arch, lambda event: send(build_event(event)), call, retry_failed=request.retry_failed
@@ -123,17 +128,17 @@ class KernelsServicer:
                 counters[name] = device.counters() if isinstance(device, CountingDevice) else {}
         return statistics(engine.statistics.snapshot(), self._service.sessions.usage(), engine.plugins, counters)
 
-    def _wanted(self, request: pb.BuildRequest) -> Sequence[KernelConfig]:
+    def _wanted(self, request: pb.BuildRequest, pause: Callable[[], None]) -> Sequence[KernelConfig]:
         """The configurations that a request names, one way or several."""
         operation = request.operation or request.filter.operation
         arch = request.arch or request.filter.arch
         kernels = self._engine.kernels
-        wanted = [kernels.find(operation, name, arch) for name in request.names]
+        wanted = [kernels.find(operation, name, arch, pause=pause) for name in request.names]
         if request.config_json:
             wanted.append(self._engine.validate(operation, _config(request.config_json), arch)[0])
         if request.HasField("filter"):
             _, kernel_set, _, pattern, session = _filter(request.filter)
-            wanted += kernels.select(operation, kernel_set, arch, pattern, session)
+            wanted += kernels.select(operation, kernel_set, arch, pattern, session, pause=pause)
         if not wanted:
             raise _nothing_to_build(request)
         if len(wanted) > MAX_BUILDS:
