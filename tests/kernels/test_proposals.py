@@ -171,6 +171,24 @@ def test_small_groups_keep_the_weights_that_registers_hold(arch: str, direction:
         assert weights * item["pixel_tile"][1] + 72 <= room, item
 
 
+@pytest.mark.parametrize(("direction", "arch"), [("conv", "gfx90a"), ("conv_backward_data", "gfx950")])
+def test_filters_of_49_taps_leave_room_for_the_lines_that_two_rows_of_pixels_meet(direction: str, arch: str) -> None:
+    """Measured with clang 22: vectors of two in fp32 take 530 and 561 registers for two rows of two and four pixels and
+    spill, 330 for one row, and 490 in bf16, whose lines take half as many.
+    """
+    requests = [
+        item for item in convolutions(direction) if item.attributes["groups"] == 16 and item.inputs["w"].shape[2] == 7
+    ]
+    kernels = [item.to_dict() for item in proposed(owner(direction), tilewright_arch.load(arch), requests[::2])]
+    found = {
+        (item["dtype_in"], tuple(item["pixel_tile"]))
+        for item in kernels
+        if tuple(item.get("filter", ())) == (1, 7, 7) and item["vector_sizes"][0] == 2
+    }
+    assert {("fp32", (1, 1, 4)), ("bf16", (1, 2, 4)), ("bf16", (1, 2, 2))} <= found
+    assert not found & {("fp32", (1, 2, 4)), ("fp32", (1, 2, 2))}
+
+
 def test_gradients_of_one_wave_and_many_keys_are_not_proposed_where_they_spill() -> None:
     """Measured with clang 22: 128 keys and heads of 64 on one wave take more than 512 registers, on two 311."""
     spec = tilewright_arch.load("gfx950")

@@ -19,6 +19,7 @@ from tilewright_kit.config.rules import Violation
 from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, threads_of
 from tilewright_kit.tiles.rules.tiling import is_positive
 from tilewright_kit.tiles.tables import nearest
+from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Binary, size_of
 
@@ -37,6 +38,10 @@ MOST_READ = 112
 _BESIDE_WEIGHTS = 72
 """AMD: registers of a thread for pixels, sums and addresses beside the weights of all taps, which clang reads ahead
 once for each row of pixels (measured: what is above the arch's registers by this spills).
+"""
+_BESIDE_LINES = 20
+"""AMD: registers for sums and addresses beside the weights and the lines of the image that several rows of pixels meet,
+which clang then holds all at once (measured with clang 22, filters of 3, 5 and 7 in fp32 and bf16: within 20 of it).
 """
 _HIP_BACKWARD = ("compv3", "mem")
 _INTERWAVE = ("mem", "basic_v1")
@@ -164,7 +169,16 @@ def _with_weights(config: ConvConfig) -> int:
     width, taps = max(config.vector_sizes[0], 1), config.filter[1] * config.filter[2]
     if config.kind is not Kind.DIRECT or config.direction is Direction.BACKWARD_WEIGHT or not taps:
         return 0
-    return (config.pixel_tile[1] or 2) * width * width * taps + _BESIDE_WEIGHTS
+    rows = config.pixel_tile[1] or 2
+    beside = max(_BESIDE_WEIGHTS, _lines(config, rows) + _BESIDE_LINES) if rows > 1 else _BESIDE_WEIGHTS
+    return rows * width * width * taps + beside
+
+
+def _lines(config: ConvConfig, rows: int) -> int:
+    """Registers for all that so many rows of pixels meet of the image, where the filter is compiled in."""
+    step = 1 if config.direction is Direction.BACKWARD_DATA else config.stride[1]
+    lines = (rows - 1) * step + (config.filter[1] - 1) * config.dilation[1] + 1
+    return ceil_div(lines * _columns(config) * config.vector_sizes[0] * size_of(config.a), 4)
 
 
 def _threads(config: ConvConfig, arch: ArchSpec) -> int:
