@@ -143,3 +143,18 @@ def test_sizes_of_a_packed_matrix_are_checked() -> None:
     assert caught.value.rule == "packed_size"
     with pytest.raises(InvalidArgumentError):
         parse_packing("bvector-fp12-n16", "b")
+
+
+def test_what_a_buffer_does_not_hold_is_not_packed_and_not_read() -> None:
+    """A buffer of 2**31 bytes and more had none: the product was zero."""
+    target, k = device("gfx942"), 8192
+    for n, fits in ((128256, True), (131072, False)):
+        pack = PACK.parse(OperationRequest("gemm_pack_b", {"b": of("bf16", (k, n))}))
+        packing = VectorFormat("bf16", 16)
+        b = TensorDesc(DType.BF16, (k, n), (), packing=str(packing), packed_bytes=packing.nbytes(k, n))
+        problem = GEMM.parse(OperationRequest("gemm", {"a": of("bf16", (16, k)), "b": b}))
+        assert bool(PACK.candidates(pack, target)) == bool(GEMM.candidates(problem, target)) == fits
+        if not fits:
+            for operation, asked in ((PACK, pack), (GEMM, problem)):
+                with pytest.raises(UnsupportedError, match="pack ranges of its columns"):
+                    Selector().select(operation, asked, target)

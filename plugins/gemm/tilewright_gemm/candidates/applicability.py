@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.config.config import GemmConfig
-from tilewright_gemm.config.packing import packing_of
+from tilewright_gemm.config.packing import VectorFormat, packing_of
 from tilewright_gemm.launch.geometry import Matrix, alignments, matrices, tiles_of
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.vocabulary import Epilogue, Reduction
@@ -66,6 +66,9 @@ def gpu_mismatches(problem: GemmProblem, config: GemmConfig, arch: ArchSpec) -> 
     if problem.packing and not arch.preshuffle_pipelines:
         reason = f"B is packed for another device; kernels of {arch.id} read a plain B"
         yield Violation("packing", "preshuffle", config.preshuffle, reason)
+        return
+    if isinstance(problem.packing, VectorFormat) and (beyond := problem.packing.beyond(problem.k, problem.n)):
+        yield Violation("packed_range", "b", str(problem.packing), f"{beyond}: pack ranges of its columns")
         return
     if problem.split_k == 1 and (config.split_k > 1 or config.reduction is not Reduction.NONE):
         reason = "the caller asked for one slice of K"

@@ -27,6 +27,8 @@ __all__ = ["UNDECIDED", "PackedFormat", "Packing", "VectorFormat", "format_of", 
 UNDECIDED = "bpanel"
 """The packing of an output whose format the planner has yet to choose."""
 
+_BUFFER_BYTES = 2**31
+"""Bytes that a buffer of an AMD GPU counts in a signed number: ``PackedOperand`` of ``gpu/amd/packed.hpp``."""
 _VECTOR_BYTES, _DEPTH_BYTES = 16, 128
 _VECTORS = re.compile(r"bvector-(fp32|fp16|bf16|fp8|bf8|int8)-n([1-9][0-9]{0,2})")
 _FORMAT = re.compile(r"bpanel-(fp32|bf16|int32|int16|int8)-nr([1-9][0-9]{0,3})-vk([1-9][0-9]{0,2})")
@@ -91,6 +93,11 @@ class VectorFormat:
     def nbytes(self, k: int, n: int) -> int:
         """Bytes that a packed K x N matrix fills."""
         return -(-n // self.columns) * self.stride(k) * DType(self.element).bytes
+
+    def beyond(self, k: int, n: int) -> str:
+        """Why kernels cannot read a packed K x N matrix: it does not fit a buffer; empty if it does."""
+        nbytes = self.nbytes(k, n)
+        return f"packed, B has {nbytes} bytes; AMD kernels read less than 2**31" if nbytes >= _BUFFER_BYTES else ""
 
 
 Packing = PackedFormat | VectorFormat

@@ -101,9 +101,19 @@ def pack_b_candidates(problem: PackBProblem, device: DeviceInfo) -> tuple[PackBC
 def pack_b_refusal(problem: PackBProblem, device: DeviceInfo) -> Violation | None:
     """Reason why there is nothing that packs for a device of this kind."""
     if device.arch.preshuffle_pipelines:
-        return None
+        return _beyond(problem, device.arch)
     reason = f"kernels of {device.arch.id} read a plain B as fast: there is nothing to gain by packing it"
     return Violation("packing", "b", str(problem.layout[1]), reason)
+
+
+def _beyond(problem: PackBProblem, arch: ArchSpec) -> Violation | None:
+    """Reason why kernels could not read what packing would make; None if they can. All formats are as large, but for
+    columns that fill the last panel.
+    """
+    if arch.kind == "cpu":
+        return None
+    reason = VectorFormat(problem.dtype_b.value, _LEAST_COLUMNS).beyond(problem.k, problem.n)
+    return Violation("packed_range", "b", problem.n, f"{reason}: pack ranges of its columns") if reason else None
 
 
 def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceInfo) -> tuple[Violation, ...]:
@@ -121,4 +131,7 @@ def pack_b_mismatches(problem: PackBProblem, config: GemmConfig, device: DeviceI
         found.append(Violation("signature", "preshuffle", False, "only pre-shuffle kernels pack", {"preshuffle": True}))
     if problem.packing and packing_of(config, device.arch) != problem.packing:
         found.append(Violation("packing", "warp_tile", config.warp_tile, f"the format asked for is {problem.packing}"))
+    packing = packing_of(config, device.arch)
+    if isinstance(packing, VectorFormat) and (reason := packing.beyond(problem.k, problem.n)):
+        found.append(Violation("packed_range", "b", problem.n, f"{reason}: pack ranges of its columns"))
     return (*found, *team_too_large(config, device))

@@ -7,14 +7,13 @@ the two.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_slices, loop_threads, loop_workgroups
+from tilewright_grouped_conv.launch.image_ranges import image_ranges
 from tilewright_grouped_conv.launch.kernel_args import operand_rows, problem_row
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
-from tilewright_grouped_conv.problem.layout import ImageView
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.contract.device import DeviceInfo
@@ -33,7 +32,7 @@ from tilewright_kit.contract.plan import (
 from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes, threads_of
 
-__all__ = ["CONVERT_THREADS", "Launch", "convert_lanes", "gpu_stages", "image_ranges", "steps_of", "tiles_of"]
+__all__ = ["CONVERT_THREADS", "Launch", "convert_lanes", "gpu_stages", "steps_of", "tiles_of"]
 
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
@@ -42,8 +41,6 @@ CONVERT_THREADS = 256
 _CONVERT_LANES = ((64, 16), (16, 8), (8, 4))
 MOST_TASKS = 64
 """Products of one launch; more phases take several."""
-_REACH = 2**31
-"""Elements that offsets of 32 bits reach."""
 
 
 def gpu_stages(
@@ -61,16 +58,28 @@ def gpu_stages(
     stages: list[Stage] = []
     counters = nbytes = 0
     launches: list[Launch] = []
-    for part, moved in image_ranges(problem, config, acc):
+    parts = list(image_ranges(problem, config, device.arch, acc))
+    summed = problem.direction is Direction.BACKWARD_WEIGHT and len(parts) > 1
+    for part, moved in parts:
         phases = [phase for phase in part.phases(config.channels_first) if phase.m and phase.n and phase.batch]
         some = [phases[first : first + MOST_TASKS] for first in range(0, len(phases), MOST_TASKS)]
-        launches.extend(make(part, config, items, device, moved) for items in some)
+        # Of the gradient of the weights all parts together have the slices that the kernel is made for.
+        own = config.replace(split_k=max(config.split_k // len(parts), 1)) if summed else config
+        launches.extend(make(part, config, items, device, moved, own.split_k) for items in some)
     for launch in launches:
-        nbytes, counters = max(nbytes, launch.workspace), max(counters, launch.counters)
-    # Launches follow one another, so they share what they leave behind.
+        nbytes = nbytes + launch.workspace if summed else max(nbytes, launch.workspace)
+        counters = max(counters, launch.counters)
+    # Launches follow one another, so they share what they leave behind; but slices of parts are added at the end.
     scratch = Pointer(WORKSPACE, layout.reserve(nbytes)) if nbytes else Pointer()
+    if not summed:
+        for launch in launches:
+            stages += launch.stages(scratch)
+        return stages, counters
+    offset = 0
     for launch in launches:
-        stages += launch.stages(scratch)
+        stages.append(launch.main(Pointer(WORKSPACE, scratch.offset + offset)))
+        offset += launch.workspace
+    stages.append(launches[-1].convert(scratch, sum(launch.split for launch in launches), nbytes))
     return stages, counters
 
 
@@ -78,12 +87,20 @@ class Launch:
     """One launch of the kernel (and, with two stages, of what adds its slices)."""
 
     def __init__(
-        self, problem: ConvProblem, config: ConvConfig, phases: list[Phase], device: DeviceInfo, acc: Pointer
+        self,
+        problem: ConvProblem,
+        config: ConvConfig,
+        phases: list[Phase],
+        device: DeviceInfo,
+        acc: Pointer,
+        slices: int = 0,
     ) -> None:
+        """``slices``: at most so many; 0: as the configuration has them."""
         self.problem, self.config, self.phases, self.device, self.acc = problem, config, phases, device, acc
         self.arch = device.arch
         self.tiles = sum(self.workgroups(phase) for phase in phases)
-        self.split = max((_slices(phase, config) for phase in phases), default=1)
+        cut = config.replace(split_k=slices) if slices else config
+        self.split = max((_slices(phase, cut) for phase in phases), default=1)
         # Without a product the gradient of the weights always has its sums added by a second kernel.
         self.converts = config.direction is Direction.BACKWARD_WEIGHT and (config.two_stage or not config.is_matrix)
         area = config.tile[0] * config.tile[1] * _PARTIAL_BYTES
@@ -114,35 +131,46 @@ class Launch:
         return ()
 
     def stages(self, scratch: Pointer) -> Iterator[Stage]:
+        yield self.main(scratch)
+        if self.converts:
+            yield self.convert(scratch, self.split, self.workspace)
+
+    def main(self, scratch: Pointer) -> Stage:
+        config = self.config
+        args = self._args(scratch, self.split, self.workspace)
+        threads = threads_of(config, self.arch) if config.is_matrix else loop_threads(config, self.arch)
+        geometry = Geometry(grid=self.grid(), block=(threads, 1, 1), shared_bytes=self.shared_bytes())
+        return Stage("main", config, "main", args, geometry)
+
+    def convert(self, scratch: Pointer, split: int, workspace: int) -> Stage:
+        """The sum of so many slices, of so many bytes."""
         config, arch = self.config, self.arch
+        elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
+        lanes = convert_lanes(config, arch)
+        grid = (max(-(-elements * lanes // CONVERT_THREADS), 1), 1, 1)
+        shared = CONVERT_THREADS * _PARTIAL_BYTES if lanes > 1 else 0
+        geometry = Geometry(
+            grid=grid,
+            block=(CONVERT_THREADS, 1, 1),
+            shared_bytes=shared,
+            dependent=arch.bulk_copy is not None,  # where kernels wait for the launch before theirs by themselves
+        )
+        return Stage("convert", config, "convert", self._args(scratch, split, workspace), geometry)
+
+    def _args(self, scratch: Pointer, split: int, workspace: int) -> Struct:
         tasks = tuple(self._tasks())
-        grouped = config.mapped_rows and config.direction is Direction.BACKWARD_DATA
+        grouped = self.config.mapped_rows and self.config.direction is Direction.BACKWARD_DATA
         head: tuple[Arg, ...] = (
             Table(tasks) if grouped else Pointer(),
             I64(len(tasks)),
             I64(self.tiles),
-            scratch if self.workspace else Pointer(),
+            scratch if workspace else Pointer(),
             Pointer(COUNTERS) if self.counters else Pointer(),
-            I64(self.split),
-            I64(self.workspace),
+            I64(split),
+            I64(workspace),
             I64(0),
         )
-        args = Struct(head if grouped else (*head, *tasks))
-        threads = threads_of(config, arch) if config.is_matrix else loop_threads(config, arch)
-        geometry = Geometry(grid=self.grid(), block=(threads, 1, 1), shared_bytes=self.shared_bytes())
-        yield Stage("main", config, "main", args, geometry)
-        if self.converts:
-            elements = sum(phase.batch * phase.m * phase.n for phase in self.phases)
-            lanes = convert_lanes(config, arch)
-            grid = (max(-(-elements * lanes // CONVERT_THREADS), 1), 1, 1)
-            shared = CONVERT_THREADS * _PARTIAL_BYTES if lanes > 1 else 0
-            geometry = Geometry(
-                grid=grid,
-                block=(CONVERT_THREADS, 1, 1),
-                shared_bytes=shared,
-                dependent=arch.bulk_copy is not None,  # where kernels wait for the launch before theirs by themselves
-            )
-            yield Stage("convert", config, "convert", args, geometry)
+        return Struct(head if grouped else (*head, *tasks))
 
     def _tasks(self) -> Iterator[Struct]:
         """``ConvTask``: what a copy engine needs, the problem, its first tile, its D operands."""
@@ -177,30 +205,3 @@ def steps_of(phase: Phase, config: ConvConfig) -> int:
         steps = phase.taps * -(-(phase.k // max(phase.taps, 1)) // config.tile[2])
         return slices(steps, config.split_k, 1)
     return slices(phase.k, config.split_k, config.tile[2])
-
-
-def image_ranges(problem: ConvProblem, config: ConvConfig, acc: Pointer) -> Iterator[tuple[ConvProblem, Pointer]]:
-    """The problem, or with ``split_image`` its parts: ranges of images so short that offsets of 32 bits reach all of
-    their elements. With each part comes where its old gradient begins.
-    """
-    views = [problem.image, problem.pixels, *problem.d]
-    farthest = max((view.n for view in views), default=0)
-    images = problem.geometry.n
-    if not config.split_image or problem.direction is Direction.BACKWARD_WEIGHT or farthest * images < _REACH:
-        yield problem, acc
-        return
-    count = max(_REACH // max(farthest, 1), 1)
-    for first in range(0, images, count):
-        part = replace(
-            problem,
-            geometry=replace(problem.geometry, n=min(count, images - first)),
-            image=_from(problem.image, first),
-            pixels=_from(problem.pixels, first),
-            d=tuple(_from(view, first) for view in problem.d),
-        )
-        result = problem.image if problem.direction is Direction.BACKWARD_DATA else problem.pixels
-        yield part, Pointer(acc.operand, acc.offset + first * result.n * problem.dtype_out.bytes)
-
-
-def _from(view: ImageView, image: int) -> ImageView:
-    return replace(view, offset=view.offset + image * view.n)

@@ -12,9 +12,11 @@ from tilewright_grouped_conv.candidates.applicability.tensors import (
     with_signature,
 )
 from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.launch.image_ranges import parts_of
 from tilewright_grouped_conv.pipelines.records import PIPELINES, pipeline_of
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.rules.rulebook import RULES
+from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.config.rules import Violation
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Prediction
@@ -23,8 +25,6 @@ from tilewright_kit.selection.candidates import Verdicts, shortlist
 __all__ = ["MOST_CPU", "MOST_GPU", "conv_candidates", "conv_mismatches", "predict_conv"]
 
 MOST_CPU, MOST_GPU = 12, 32
-_REACH = 2**31
-"""Elements that offsets of 32 bits reach."""
 _verdicts = Verdicts(RULES)
 
 
@@ -40,14 +40,21 @@ def conv_candidates(problem: ConvProblem, device: DeviceInfo) -> Candidates[Conv
 
 
 def _algorithms(problem: ConvProblem, device: DeviceInfo) -> Iterator[ConvConfig]:
-    images = problem.geometry.n
-    beyond = any(view.n * images >= _REACH for view in (problem.image, problem.pixels))
     for record in PIPELINES:
-        if not record.form.drives(device.arch):
-            continue
-        splits = beyond and device.arch.kind != "cpu" and not record.form.wide_offsets
-        for config in record.algorithms(problem, device):
-            yield config.replace(split_image=True) if splits and not config.explicit_gemm else config
+        if record.form.drives(device.arch):
+            for config in record.algorithms(problem, device):
+                yield config if device.arch.kind == "cpu" else _in_ranges(problem, config, device)
+
+
+def _in_ranges(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> ConvConfig:
+    """A GPU's kernel, launched over ranges of images where offsets do not reach all of them."""
+    parts = parts_of(problem, config, device.arch)
+    if parts <= 1:
+        return config
+    ranges = config.replace(split_image=True)
+    if problem.direction is not Direction.BACKWARD_WEIGHT:
+        return ranges
+    return ranges.replace(two_stage=config.is_matrix, split_k=max(config.split_k, parts))
 
 
 def conv_mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> tuple[Violation, ...]:
@@ -62,7 +69,7 @@ def _mismatches(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) ->
     yield from common_mismatches(problem, config, device)
     yield from pipeline_of(config, device.arch.kind).mismatches(problem, config)
     if device.arch.kind != "cpu":
-        yield from range_mismatches(problem, config)
+        yield from range_mismatches(problem, config, device.arch)
 
 
 def predict_conv(problem: ConvProblem, config: ConvConfig, device: DeviceInfo) -> Prediction:

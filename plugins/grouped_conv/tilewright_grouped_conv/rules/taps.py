@@ -69,18 +69,9 @@ def _reasons(problem: ConvProblem, config: ConvConfig) -> Iterator[str]:
         yield f"a filter has up to {MOST_TAPS} taps, not {geometry.taps}"
     if max(geometry.filter) > (most := _AXIS_TAPS[problem.ndim]):
         yield f"with {problem.ndim} axes a filter has up to {most} taps along each"
-    view, sizes = (problem.image, geometry.input) if forward else (problem.pixels, geometry.output)
+    view = problem.image if forward else problem.pixels  # how much of it offsets reach: launch.image_ranges
     if min(view.n, *view.spatial) < 0:
         yield f"pixels of {view.operand} follow each other backwards"
-    # Offsets count from as far ahead of the image as a filter reaches, and beyond it as far.
-    reach = sum(
-        (taps - 1) * dilation * step
-        for taps, dilation, step in zip(geometry.filter, geometry.dilation, view.spatial, strict=True)
-    )
-    last = view.n * (geometry.n - 1) + channels
-    last += sum((size - 1) * step for size, step in zip(sizes, view.spatial, strict=True))
-    if (last + 2 * reach) * size_of(config.a) >= _REACH:
-        yield f"offsets do not reach all of {view.operand}, and a filter beyond it"
     # Lines of forward that a step reads; of the gradient all that a group has.
     weights, steps = problem.filter, (problem.filter.k, *problem.filter.spatial)
     if min(steps) < 0:

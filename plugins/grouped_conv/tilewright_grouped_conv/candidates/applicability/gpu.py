@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.config.pipelines import form_of
 from tilewright_grouped_conv.footprint.group_merging import MERGED_PRODUCT, stages_weights
+from tilewright_grouped_conv.launch.image_ranges import BUFFER_BYTES, images_at_once, parts_of
 from tilewright_grouped_conv.problem.layout import FilterOrder, FilterView, ImageView, Order, collapses
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.strided_copy.copies import Transform, transform_of
@@ -25,8 +27,8 @@ __all__ = [
 ]
 
 VECTOR_BYTES = 16
-_REACH = 2**31
-"""Elements that offsets of 32 bits reach, and rows that are counted with them."""
+_MOST_ROWS = 2**31
+"""Rows that 32 bits count."""
 
 
 # ---- vectors ----
@@ -244,24 +246,49 @@ def gpu_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violati
         yield Violation("layout", "layout", config.layout, reason)
 
 
-def range_mismatches(problem: ConvProblem, config: ConvConfig) -> Iterator[Violation]:
+def range_mismatches(problem: ConvProblem, config: ConvConfig, arch: ArchSpec) -> Iterator[Violation]:
     """Tensors that are too long for a GPU's kernel."""
     geometry = problem.geometry
-    views = (
-        (problem.image, geometry.input, geometry.cg),
-        (problem.pixels, geometry.output, geometry.kg),
-    )
-    for view, sizes, channels in () if form_of(config.pipeline).wide_offsets else views:
-        one = _span(view, (1, geometry.groups, channels, *sizes))
-        if one >= _REACH or (one + view.n * max(geometry.n - 1, 0) >= _REACH and not config.split_image):
-            reason = f"offsets of 32 bits do not reach all of {view.operand}"
-            fix = {"split_image": True} if one < _REACH and config.kind is not Kind.POINTWISE else {}
-            yield Violation("range", "split_image", config.split_image, reason, fix)
-            return
-    if geometry.n * max(geometry.in_pixels, geometry.out_pixels) >= _REACH:
+    most, operand = images_at_once(problem, config, arch)
+    if operand and (found := _split_mismatch(problem, config, arch, most, operand)):
+        yield found
+        return
+    if arch.kind == "hip" and config.is_matrix and (name := _far_lines(problem, config)):
+        reason = f"offsets of 32 bits do not reach all lines of {name} that a step reads"
+        yield Violation("range", "tile", config.tile, reason)
+    if geometry.n * max(geometry.in_pixels, geometry.out_pixels) >= _MOST_ROWS:
         yield Violation("range", "split_image", config.split_image, "there are more than 2**31 pixels")
 
 
-def _span(view: ImageView, sizes: tuple[int, ...]) -> int:
-    strides = (view.n, view.g, view.c, *view.spatial)
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+def _split_mismatch(
+    problem: ConvProblem, config: ConvConfig, arch: ArchSpec, most: int, operand: str
+) -> Violation | None:
+    """Why ranges of ``most`` images do not help a launch that does not reach all of ``operand``."""
+    reason = f"offsets of 32 bits do not reach all of {operand}"
+    if not most:
+        return Violation("range", "split_image", config.split_image, f"{reason}, not even one image")
+    parts = parts_of(problem, config, arch)
+    weight = problem.direction is Direction.BACKWARD_WEIGHT
+    wanted: dict[str, object] = {"split_image": True}
+    if weight:  # whose launches leave slices behind, which a last one adds
+        wanted |= {"two_stage": config.is_matrix, "split_k": max(config.split_k, parts)}
+    if all(getattr(config, name) == value for name, value in wanted.items()):
+        return None
+    return Violation("range", "split_image", config.split_image, f"{reason}, only {most} images at a time", wanted)
+
+
+def _far_lines(problem: ConvProblem, config: ConvConfig) -> str:
+    """An operand whose lines (weights, or pixels at one distance) are so far apart that an AMD GPU's buffer does not
+    reach all those of a tile; empty if there is none.
+    """
+    geometry, tile, weights = problem.geometry, config.tile, problem.filter
+    forward, of_weights = (problem.direction is item for item in (Direction.FORWARD, Direction.BACKWARD_WEIGHT))
+    lines = [] if of_weights else [(weights.operand, tile[1] if forward else tile[2], weights.k)]
+    matrices = {problem.pixels} if of_weights else set()
+    if config.kind is Kind.POINTWISE:
+        matrices.add(problem.pixels if problem.direction is Direction.BACKWARD_DATA else problem.image)
+    for view in matrices:
+        step = collapses(view, geometry.input if view is problem.image else geometry.output, geometry.n) or 0
+        lines.append((view.operand, tile[2] if of_weights else tile[0], step))
+    size = max(problem.dtype_in.bytes, problem.dtype_wei.bytes)
+    return next((name for name, count, step in lines if (count * step + max(tile)) * size >= BUFFER_BYTES), "")
