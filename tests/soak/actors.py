@@ -28,6 +28,7 @@ from tilewright_proto.v1 import dispatch_pb2 as dp  # noqa: E402
 from tilewright_proto.v1 import error_pb2  # noqa: E402
 from tilewright_proto.v1 import memory_pb2 as mp  # noqa: E402
 from tilewright_proto.v1 import tensor_pb2 as tp  # noqa: E402
+from tilewright_server.protocol.frames import Kind  # noqa: E402
 
 __all__ = ["KINDS"]
 
@@ -37,6 +38,8 @@ LONG = ("/tilewright.v1.Kernels/Export", "/tilewright.v1.Kernels/List", "/tilewr
 """Methods whose right answers read all kernels, which takes up to seconds of processor time."""
 LONG_SHARE = 0.05
 """The share of their turns in which they are called: all else would wait for them."""
+UNKNOWN = range(max(Kind) + 1, 128)
+"""Kinds of packets that are not, each of which is answered."""
 PACKETS = 12
 """Packets of launches of no binding that are under way together."""
 
@@ -146,9 +149,9 @@ class Packets(Actor):
 
     def hostile(self, wire: Wire, file: MemoryFile) -> None:
         rng = self.rng
-        kind = rng.randrange(8)
+        kind = rng.randrange(9)
         if kind == 0:
-            self.reply(wire.ask(rng.randrange(8, 128), self.number(), rng.randbytes(rng.randrange(200))))
+            self.reply(wire.ask(rng.choice(UNKNOWN), self.number(), rng.randbytes(rng.randrange(200))))
         elif kind == 1:
             wire.send(rng.randbytes(rng.randrange(1, 16)))
             self.reply(wire.receive())
@@ -165,6 +168,9 @@ class Packets(Actor):
             self.reply(reply)
         elif kind == 5:
             self.reply(wire.ask(HELLO, 1, rng.randbytes(16)))
+        elif kind == 6:  # which nothing answers
+            silent = rng.choice((Kind.TRACE, Kind.REQUEST))
+            wire.send(HEADER.pack(silent, 0, 0, 1, self.number()) + rng.randbytes(rng.randrange(1200)))
         else:
             self.reply(wire.launch(self.number()))
 

@@ -6,12 +6,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "server" / "rpc")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "server" / "rpc"), str(ROOT / "tests" / "server" / "local")]
 
+from local_harness import Wire  # noqa: E402
+from rpc_harness import Client, MemoryFile, ServerProcess  # noqa: E402
+
+from tests.soak import actors  # noqa: E402
 from tests.soak.__main__ import Soak  # noqa: E402
 from tests.soak.counters import Counts  # noqa: E402
 from tests.soak.messages import METHODS, Known, random_request  # noqa: E402
@@ -43,6 +48,28 @@ def test_a_server_that_ended_fails_a_run(tmp_path: Path, capsys: pytest.CaptureF
     soak.check(ended, "unix:/nowhere")
     assert soak.report(1.0) == 1
     assert "the server ended with status 70" in capsys.readouterr().out
+
+
+class Every(random.Random):
+    """Chooses kinds of packets one after the other, and all else by chance."""
+
+    def choice(self, among: Any) -> Any:
+        kinds = self.__dict__.setdefault("kinds", list(actors.UNKNOWN))
+        return kinds.pop() if among is actors.UNKNOWN and kinds else super().choice(among)
+
+
+def test_no_packet_of_the_soak_waits_for_an_answer_that_never_comes(tmp_path: Path) -> None:
+    packets = actors.Packets("", 5, Counts(Soak(1.0, 1, tmp_path).path, 3), 60.0)
+    packets.rng = Every(5)
+    file = MemoryFile(4096)
+    with (
+        ServerProcess(tmp_path) as server,
+        Client(server.addresses[0]) as client,
+        Wire(client.opened.local_socket, client.token) as wire,
+    ):
+        while packets.rng.__dict__.get("kinds", [0]):
+            packets.hostile(wire, file)
+    file.close()
 
 
 def test_the_same_seed_gives_the_same_requests() -> None:
