@@ -31,6 +31,18 @@ def wall(call: Callable[[], object]) -> Timed:
     return timed
 
 
+def processor(call: Callable[[], object]) -> Timed:
+    """The processor time of this process meanwhile: on a busy machine, what a call of one thread takes."""
+
+    def timed(repeat: int) -> float:
+        begun = time.process_time()
+        for _ in range(repeat):
+            call()
+        return time.process_time() - begun
+
+    return timed
+
+
 @dataclass(frozen=True)
 class Measured:
     """Seconds per call: the median over rounds, the best of them, and the quartiles as a measure of unrest."""
@@ -48,6 +60,28 @@ def alternate(
 
     The order is reversed from round to round, so that none always follows the same other.
     """
+    samples = _in_turns(candidates, round_s, rounds, settle_s)
+    return {name: _measured(values) for name, values in samples.items()}
+
+
+def in_rounds(
+    candidates: Mapping[str, Timed],
+    above: str,
+    below: str,
+    *,
+    round_s: float = 0.04,
+    rounds: int = 9,
+    settle_s: float = 0.01,
+) -> tuple[dict[str, float], float]:
+    """Median seconds of each candidate, and the median over rounds of ``above`` over ``below``: what slows the machine
+    down for longer than a round does so to both.
+    """
+    samples = _in_turns(candidates, round_s, rounds, settle_s)
+    ratios = [one / other for one, other in zip(samples[above], samples[below], strict=True)]
+    return {name: statistics.median(values) for name, values in samples.items()}, statistics.median(ratios)
+
+
+def _in_turns(candidates: Mapping[str, Timed], round_s: float, rounds: int, settle_s: float) -> dict[str, list[float]]:
     repeats: dict[str, int] = {}
     for name, candidate in candidates.items():
         candidate(1)  # first calls build, pack and fault pages in
@@ -65,7 +99,7 @@ def alternate(
     finally:
         if was_enabled:
             gc.enable()
-    return {name: _measured(values) for name, values in samples.items()}
+    return samples
 
 
 def _measured(values: Sequence[float]) -> Measured:

@@ -77,6 +77,9 @@ TW_API uint64_t tw_lane_waits(const tw_lane* lane);
 
 /* One launch, which was prepared; TW_TIME is waited for by tw_lane_finish. */
 TW_API tw_status tw_lane_launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, uint16_t slot);
+/* The part of TW_WAIT and TW_RECORD of a packet's launch that failed: launches before and behind it keep their order
+ * with the client's stream. */
+TW_API tw_status tw_lane_tie(tw_lane* lane, uint32_t flags, uint16_t slot, uint32_t sequence);
 /* Waits for the last launch with TW_TIME, and gives its time on the device in nanoseconds. */
 TW_API tw_status tw_lane_finish(tw_lane* lane, uint64_t* nanoseconds);
 

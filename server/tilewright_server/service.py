@@ -225,9 +225,11 @@ class Service:
             observer(request, selection, prepared, 1)
         return prepared
 
-    def launch_plan(self, target: Target) -> CallerPlan:
+    def launch_plan(self, session: Session, target: Target) -> CallerPlan:
         """The plan for a caller that launches it in its own process. Raises what ``caller_plan`` does."""
         target.caller_plan = found = caller_plan(target.prepared, allowed=self._allow_caller_launch)
+        session.caller_launches.begun = True
+        self._watch_callers()
         return found
 
     def code_object(self, session: Session, plan_id: int, sha256: bytes) -> CodeObject:
@@ -247,11 +249,15 @@ class Service:
     def launch_page(self, session: Session) -> LaunchPage:
         """The page into which a session counts its launches in its own process. Raises ``ResourceExhaustedError``."""
         page = session.caller_launches.page(self._launched_by_caller)
+        self._watch_callers()
+        return page
+
+    def _watch_callers(self) -> None:
+        """Collect launches and renew choices every few seconds, as long as a client launches by itself."""
         with self._lock:
             begins, self._collecting = not self._collecting, True
         if begins:
             self._later.run(self._collect_again, COLLECT_S)
-        return page
 
     def collect_launches(self) -> None:
         """Bring counters of launches in processes of clients up to date."""

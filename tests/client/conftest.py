@@ -126,9 +126,10 @@ def forbidding(tmp_path: Path, kernel_cache: Path) -> Iterator[str]:
 
 @pytest.fixture
 def measured_server(tmp_path: Path, kernel_cache: Path) -> Iterator[tuple[Server, Path]]:
-    """The service, and the file of its measurements."""
+    """The service, over TCP too, and the file of its measurements."""
     database = tmp_path / "perf.sqlite"
-    running = service(tmp_path, kernel_cache, "--perf-database", str(database)).start()
+    tcp = ("--listen", "127.0.0.1:0", "--insecure")
+    running = service(tmp_path, kernel_cache, "--perf-database", str(database), *tcp).start()
     yield running, database
     running.kill()
 

@@ -105,6 +105,8 @@ class Servicer(dispatch_pb2_grpc.DispatchServicer, memory_pb2_grpc.MemoryService
                 operations=["gemm", "gemm_pack_b", "fail", "sleep", "refuse"],
             )
         )
+        if request.client_name == "to be told":
+            yield M.SessionEvent(choices=3)
         over.wait()
         self.sessions.pop(token, None)
 

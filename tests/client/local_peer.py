@@ -39,6 +39,8 @@ class LocalPeer:
         self.tokens: list[bytes] = []
         self.opened_events: list[bytes] = []
         self.failing: set[int] = set()
+        self.ties = False
+        """Launches that fail say that the order of streams was kept."""
         self.refuse: Fault | None = None
         self.go = threading.Event()
         self.go.set()
@@ -95,7 +97,8 @@ class LocalPeer:
         for kind, flags, slot, sequence, value in HEADER.iter_unpack(data):
             self.launches.append((value, flags, slot, number))
             if value in self.failing:
-                connection.send(HEADER.pack(0x80 | kind, 1, slot, sequence, 0) + Fault().payload)
+                failed = 3 if self.ties and flags & 3 else 1
+                connection.send(HEADER.pack(0x80 | kind, failed, slot, sequence, 0) + Fault().payload)
             elif flags & 12:
                 connection.send(HEADER.pack(0x80 | kind, 0, slot, sequence, 1234))
 

@@ -139,6 +139,19 @@ def test_few_rows_and_few_columns_are_streamed_right(
     assert stream is not None
 
 
+def test_what_two_vectors_of_a_row_share_counts_once(runner: Runner, device: DeviceInfo) -> None:
+    # The last vector of a row begins in the one before: an infinity that both hold must not be multiplied by zero.
+    k = 77
+    inputs = {"a": matrix("fp32", 1, k, "r"), "b": matrix("fp32", k, 40, "c")}
+    problem = GEMM.parse(OperationRequest("gemm", inputs))
+    stream = next(item for item in GEMM.candidates(problem, device) if item.pipeline == "mem")
+    a, b = np.ones((1, k), np.float32), np.ones((k, 40), np.float32)
+    b[62, 3] = np.inf
+    found = runner.run(GEMM.plan(problem, stream, device), {"a": a, "b": b})["out"].view
+    assert found[0, 3] == np.inf
+    assert (np.delete(found, 3, 1) == k).all()
+
+
 @pytest.mark.extended
 def test_every_candidate_of_a_problem_is_right(runner: Runner, device: DeviceInfo) -> None:
     request = OperationRequest("gemm", {"a": matrix("fp32", 31, 90, "r"), "b": matrix("fp32", 90, 70, "r")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -11,7 +12,7 @@ import grpc
 import grpc.aio
 
 from tilewright.errors import ResourceExhaustedError
-from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
+from tilewright.session.grpc import channel, heard, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.recovery import Patience
 from tilewright.session.state import Core, Session
 from tilewright.transport.request_ids import Names
@@ -37,6 +38,7 @@ class Connection:
         self._users = 0
         self._retired = False
         self._closing: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[None] | None = None
         self.lease: Any = None
         self.session: Session
 
@@ -54,6 +56,7 @@ class Connection:
             else:
                 break
         session = self.session
+        session.listen = self._listen
         # The callback runs when the call is done, so neither of the two waits.
         self.lease.add_done_callback(lambda _: lease_ended(session, None, "the connection ended"))
 
@@ -75,6 +78,15 @@ class Connection:
         except BaseException:
             await self.channel.close()
             raise
+
+    def _listen(self) -> None:
+        if self._hearing is None:
+            self._hearing = asyncio.get_running_loop().create_task(self._hear())
+
+    async def _hear(self) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
+            while (data := await self.lease.read()) is not grpc.aio.EOF:
+                heard(self.session, data)
 
     def unary(self, path: str) -> Any:
         call = self.calls.get(path)

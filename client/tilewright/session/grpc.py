@@ -32,6 +32,7 @@ __all__ = [
     "call_local",
     "channel",
     "channel_closed",
+    "heard",
     "identified",
     "lease_ended",
     "no_fork_support",
@@ -107,6 +108,12 @@ def opened(data: bytes) -> Session:
             fix=f"start one with: {SERVE}",
         )
     return Session(event.opened)
+
+
+def heard(session: Session, data: bytes) -> None:
+    """Take a later message of the lease."""
+    with contextlib.suppress(DecodeError):
+        session.hear(memory_pb2.SessionEvent.FromString(data))
 
 
 def lease_ended(session: Session, code: grpc.StatusCode | None, details: str | None) -> None:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -40,10 +41,15 @@ MAX_TIMEOUT_S = 4_000_000
 """About 46 days: as milliseconds it fits the protocol's 32 bits."""
 
 
+def _nobody() -> None:
+    """Listens to nothing."""
+
+
 class Session:
     """One session on the server. Compared by identity."""
 
     __slots__ = (
+        "__weakref__",
         "control",
         "device",
         "devices",
@@ -53,6 +59,7 @@ class Session:
         "inline_limit",
         "lanes",
         "launch_page",
+        "listen",
         "local_socket",
         "lost",
         "message_limit",
@@ -60,6 +67,7 @@ class Session:
         "server_version",
         "shared_memory",
         "token",
+        "told",
         "trusted",
     )
 
@@ -82,6 +90,10 @@ class Session:
         self.lanes: Lanes | None = None
         self.launch_page: Any = None
         """Where launches in this process are counted; ``False`` if there is no such page."""
+        self.told = SimpleNamespace(value=0)
+        """Number of changes of the server's choices of kernels, as far as it was heard: see ``listen``."""
+        self.listen: Callable[[], None] = _nobody
+        """Begins to hear what the server tells of its own accord. For sessions without a launch page. Idempotent."""
         self.trusted = False
         """True if the server is known to be a process of this user, or of root, on this machine."""
         self.exports: dict[tuple[int, int], Any] = {}
@@ -90,6 +102,11 @@ class Session:
         """Changes whenever all of them are given back."""
         self.lost = ""
         """Why the session is over; empty while it lives."""
+
+    def hear(self, event: memory_pb2.SessionEvent) -> None:
+        """Note what the server has told."""
+        if event.WhichOneof("event") == "choices":
+            self.told.value = event.choices
 
     def open_local(self, target: str, timeout: float | None) -> None:
         """Connect to the local socket, if the server has one that can be reached from here."""

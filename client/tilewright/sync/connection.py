@@ -7,13 +7,15 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import grpc
 
 from tilewright.errors import ResourceExhaustedError
-from tilewright.session.grpc import channel, identified, lease_ended, no_server, open_request, opened
+from tilewright.session.grpc import channel, heard, identified, lease_ended, no_server, open_request, opened
 from tilewright.session.recovery import Patience
 from tilewright.session.state import Core, Session
 from tilewright.transport.request_ids import Names
@@ -46,6 +48,7 @@ class Connection:
                 break
         session = self.session
         self.lease.add_done_callback(lambda call: lease_ended(session, call.code(), call.details()))
+        session.listen = partial(_listen, self.lease, weakref.ref(session))
 
     def _open(self, core: Core, timeout: float) -> None:
         self.channel = channel(core.target, core.tls)
@@ -94,6 +97,24 @@ class Connection:
         if hasattr(self, "channel") and self._pid == os.getpid() and not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self.channel.close()
+
+
+def _listen(lease: Any, found: weakref.ref[Session]) -> None:
+    """Hear the rest of a lease, in a thread that ends with it."""
+    session = found()
+    if session is not None:
+        session.listen = _listening
+        threading.Thread(target=_hear, args=(lease, session), name="tilewright-lease", daemon=True).start()
+
+
+def _listening() -> None:
+    """Does nothing: a thread listens already."""
+
+
+def _hear(lease: Any, session: Session) -> None:
+    with contextlib.suppress(grpc.RpcError):
+        for data in lease:
+            heard(session, data)
 
 
 class FlowRunner(Protocol):

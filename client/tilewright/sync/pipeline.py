@@ -52,7 +52,8 @@ class Pipeline:
             raise self.failures[0][1]
 
     failures: list[tuple[int, TilewrightError]] = []  # noqa: RUF012 - replaced, never changed
-    """(number of the launch, error) of the last ``join``. After an error the stream may not have waited for all."""
+    """(number of the launch, error) of the last ``join``. The stream waits for all others, unless the connection or the
+    device was lost."""
 
     @property
     def launches(self) -> int:

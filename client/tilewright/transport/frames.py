@@ -22,6 +22,8 @@ CONTEXT_BYTES = 1008
 REPLIED = 0x80
 FAILED = 1
 """Flag of a reply: its payload is an ``ErrorDetail``."""
+TIED = 2
+"""Flag of the reply to a launch that failed: what its flags say of this process' stream was done all the same."""
 
 METHODS = (
     "",

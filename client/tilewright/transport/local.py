@@ -75,6 +75,8 @@ class Connection:
         """The server takes the contexts of traces."""
         self._told: str | None = None
         """Id that the server has for what comes next; None: it takes none."""
+        self.tied = -1
+        """Sequence of the last launch that failed and left the order of streams whole."""
         self.spin_ns = 0
         """How long ``ask`` looks for its reply before it sleeps."""
         self._buffer = bytearray(frames.PACKET_BYTES)
@@ -265,6 +267,8 @@ class Connection:
         _, flags, _, sequence, value = HEADER.unpack_from(buffer)
         payload = bytes(memoryview(buffer)[HEADER.size : size]) if size > HEADER.size else b""
         if flags & frames.FAILED:
+            if flags & frames.TIED:
+                self.tied = sequence
             return sequence, _failure(payload)
         return sequence, Reply(value, payload, _descriptors(ancillary) if ancillary else ())
 

@@ -138,13 +138,22 @@ bool is_prepared(const tw_lane* lane, uint32_t flags, uint16_t slot) {
   return true;
 }
 
+// What comes after waits for the client's stream, or is waited for by it: by `events`, which are those of the slot, or
+// without them by the lane's signals. The driver's code.
+int await_client(const tw_lane* lane, const Slot* events) {
+  return events ? lane->api->wait_event(lane->stream, events->producer)
+                : lane->api->wait_value(lane->stream, lane->producer, lane->awaited);
+}
+int tell_client(const tw_lane* lane, const Slot* events) {
+  return events ? lane->api->record_event(events->completion, lane->stream)
+                : lane->api->write_value(lane->stream, lane->completion, lane->sequence);
+}
+
 // `events` are those of the slot; without them the lane has signals.
 tw_status launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, const Slot* events) {
   const GpuApi& api = *lane->api;
   int code = 0;
-  if (flags & TW_WAIT)
-    code = events ? api.wait_event(lane->stream, events->producer)
-                  : api.wait_value(lane->stream, lane->producer, lane->awaited);
+  if (flags & TW_WAIT) code = await_client(lane, events);
   if (code) return failed(lane, code, events ? "waiting for an event" : "waiting for a signal");
   if (flags & TW_TIME) code = api.record_event(lane->begin, lane->stream);
   if (code) return failed(lane, code, "recording an event");
@@ -154,9 +163,7 @@ tw_status launch(tw_lane* lane, const tw_binding* binding, uint32_t flags, const
   if (status) return status;
   if (trace) api.record_event(trace->end, lane->stream), trace->queued_ns = today(), trace->launches++;
   if (flags & TW_TIME) code = api.record_event(lane->end, lane->stream);
-  if (!code && flags & TW_RECORD)
-    code = events ? api.record_event(events->completion, lane->stream)
-                  : api.write_value(lane->stream, lane->completion, lane->sequence);
+  if (!code && flags & TW_RECORD) code = tell_client(lane, events);
   return code ? failed(lane, code, "recording the end of a launch") : TW_OK;
 }
 
@@ -341,6 +348,18 @@ tw_status tw_lane_launch(tw_lane* lane, const tw_binding* binding, uint32_t flag
   if (flags & TW_TIME && !lane->begin)
     return tw::fail(TW_INVALID_ARGUMENT, "event_timers", "call tw_lane_timers first", "the lane has no timers");
   return tw::launch(lane, binding, flags, events);
+}
+
+tw_status tw_lane_tie(tw_lane* lane, uint32_t flags, uint16_t slot, uint32_t sequence) {
+  if (!lane) return tw::null_argument("tw_lane_tie");
+  const tw::Locked locked(lane);
+  tw::count(lane, {tw::kLaunch, (uint8_t)flags, slot, sequence, 0});
+  const tw::Slot* const events = lane->producer ? nullptr : tw::slot_of(lane, flags, slot);
+  if (!lane->producer && !events)
+    return tw::fail(TW_INVALID_ARGUMENT, "event_slot", "open the slot's events first", "the slot has no such events");
+  int code = flags & TW_WAIT ? tw::await_client(lane, events) : 0;
+  if (!code && flags & TW_RECORD) code = tw::tell_client(lane, events);
+  return code ? tw::failed(lane, code, "tying a stream to the client's") : TW_OK;
 }
 
 tw_status tw_lane_finish(tw_lane* lane, uint64_t* nanoseconds) {

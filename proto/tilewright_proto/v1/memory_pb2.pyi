@@ -29,7 +29,7 @@ class DeviceSummary(_message.Message):
     def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., arch: _Optional[str] = ...) -> None: ...
 
 class SessionEvent(_message.Message):
-    __slots__ = ("opened", "closing")
+    __slots__ = ("opened", "closing", "choices")
     class Opened(_message.Message):
         __slots__ = ("session", "server_version", "inline_limit", "shared_memory", "device", "message_limit", "operations", "local_socket", "devices", "mps_pipe_directory")
         SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -60,9 +60,11 @@ class SessionEvent(_message.Message):
         def __init__(self, reason: _Optional[str] = ...) -> None: ...
     OPENED_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     opened: SessionEvent.Opened
     closing: SessionEvent.Closing
-    def __init__(self, opened: _Optional[_Union[SessionEvent.Opened, _Mapping]] = ..., closing: _Optional[_Union[SessionEvent.Closing, _Mapping]] = ...) -> None: ...
+    choices: int
+    def __init__(self, opened: _Optional[_Union[SessionEvent.Opened, _Mapping]] = ..., closing: _Optional[_Union[SessionEvent.Closing, _Mapping]] = ..., choices: _Optional[int] = ...) -> None: ...
 
 class MemfdSource(_message.Message):
     __slots__ = ("pid", "fd", "name")

@@ -333,6 +333,12 @@ class ServingStream(Protocol):
         """Let packets launch a program as ``binding`` with such flags. Raises as ``launch`` does. ``lock`` is held."""
         ...
 
+    def tie(self, flags: int, slot: int, sequence: int) -> None:
+        """Wait and record as a launch of a packet with ``WAIT`` or ``RECORD`` would have that failed, so that those
+        before and behind it keep their order with the client's stream. Raises as ``launch`` does.
+        """
+        ...
+
     def forget(self, binding: int) -> None:
         """Launch it no more."""
         ...

@@ -18,6 +18,7 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_FRAMES",
     "REPLY_KIND",
+    "TIED",
     "Kind",
     "error_packet",
     "malformed",
@@ -35,6 +36,8 @@ REPLY_KIND = 0x80
 """Set in the kind of a reply."""
 ERROR = 1
 """Flag of a reply whose payload is an ``ErrorDetail``."""
+TIED = 2
+"""Flag of the reply to a launch that failed: what its flags say of the client's stream was done all the same."""
 
 
 class Kind(IntEnum):
@@ -55,15 +58,15 @@ def packet(kind: int, flags: int = 0, slot: int = 0, sequence: int = 0, value: i
     return HEADER.pack(kind, flags, slot, sequence, value) + payload
 
 
-def error_packet(kind: int, slot: int, sequence: int, error: BaseException) -> bytes:
-    """The reply to a frame that failed."""
+def error_packet(kind: int, slot: int, sequence: int, error: BaseException, flags: int = ERROR) -> bytes:
+    """The reply to a frame that failed. ``flags``: ``ERROR``, with ``TIED`` or without."""
     # Imported here: a worker that never fails needs no protobuf.
     from tilewright_server.protocol.errors import to_detail
 
     if not isinstance(error, TilewrightError):
         error = InternalError("the server made a mistake", rule="internal", fix="report it with the server's log")
     detail = to_detail(error)
-    return packet(kind | REPLY_KIND, ERROR, slot, sequence, 0, detail.SerializeToString())
+    return packet(kind | REPLY_KIND, flags, slot, sequence, 0, detail.SerializeToString())
 
 
 def malformed(reason: str, value: object) -> InvalidArgumentError:

@@ -124,6 +124,14 @@ class CallerLaunches:
         self._lock = threading.Lock()
         self._page: LaunchPage | None = None
         self._closed = False
+        self._tell: Callable[[int], None] | None = None
+        self._told = 0
+        self.begun = False
+        """The client was given a launch plan."""
+
+    def tell_by(self, tell: Callable[[int], None]) -> None:
+        """How a client without a page is told of changes of the server's choices: by their number. Never waits."""
+        self._tell = tell
 
     def page(self, count: _Count) -> LaunchPage:
         """The session's page, made at the first call. ``count`` gets plans with what the client has launched. Raises
@@ -137,17 +145,22 @@ class CallerLaunches:
             return self._page
 
     def collect(self) -> bool:
-        """Count what the client has launched since the last call; False if it has no page."""
+        """Count what the client has launched since the last call; False if it has launched nothing by itself, as far as
+        one can tell."""
         page, plans = self._page, self._plans
         if page is None:
-            return False
+            return self.begun
         page.collect(lambda number: plans.get(number, (None, 0))[0])
         return True
 
     def announce(self) -> None:
-        """See ``LaunchPage.announce``; nothing where the client has no page."""
-        if (page := self._page) is not None:
+        """Count a change of the server's choices, and tell the client, by its page if it has one."""
+        page, tell = self._page, self._tell
+        if page is not None:
             page.announce()
+        elif tell is not None and not self._closed:
+            self._told += 1
+            tell(self._told)
 
     def close(self) -> None:
         """Count the last launches; the session ends. Idempotent."""

@@ -14,6 +14,7 @@ from fake_cuda import FakeCuda
 from producers import Capsules
 
 import tilewright as tw
+from tilewright.dispatch.plans import pipeline as pipelines
 from tilewright.gpu import cuda
 from tilewright.transport import frames as packets
 
@@ -134,6 +135,24 @@ def test_errors_of_a_pipeline_are_raised_when_it_joins(client, server, torch, fa
     pipeline.launch(good)
     pipeline.join()
     assert pipeline.failures == []
+
+
+def test_a_stream_waits_for_launches_of_a_pipeline_whose_last_one_failed(
+    client, server, torch, fake, monkeypatch
+) -> None:
+    monkeypatch.setattr(pipelines, "SEND_AFTER_NS", 1 << 62)  # one packet
+    a, b, c = operands(torch, fake)
+    plan = client.plan_gemm(a, b)
+    good, bad = plan.bind(a, b, out=c), plan.bind(b, a, out=c)
+    good(), bad()
+    server.peer.failing.add(9002)
+    for ties in (False, True):
+        server.peer.ties = ties
+        before = len(fake.calls("wait"))
+        with pytest.raises(tw.NotFoundError), client.pipeline() as pipeline:
+            pipeline.launch(good)
+            pipeline.launch(bad)
+        assert len(fake.calls("wait")) - before == (1 if ties else 0)
 
 
 def test_a_pipeline_whose_server_dies_says_so(client, server, torch, fake) -> None:

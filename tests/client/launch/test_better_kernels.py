@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import EngineOptions
 from tilewright_server.measurements.database import PerfDatabase
+from tilewright_server.session.launch_page import CallerLaunches
 from tilewright_server.session.launch_page import LaunchPage as ServerPage
 
 A, B = np.ones((96, 80), np.float32), np.ones((80, 64), np.float32)
@@ -46,10 +50,54 @@ def test_changes_of_choices_reach_the_client_and_its_records_leave_them_alone() 
     assert client.choices == 2
 
 
+def test_clients_without_a_page_are_told_of_changes() -> None:
+    told: list[int] = []
+    launches = CallerLaunches({})
+    launches.tell_by(told.append)
+    launches.announce()
+    launches.announce()
+    assert told == [1, 2]
+    launches.page(lambda *what: None)
+    launches.announce()
+    assert told == [1, 2], "its page says so"
+    launches.close()
+
+
+def test_a_client_hears_of_changes_over_its_lease(server: Any) -> None:
+    async def main() -> None:
+        async with tw.aio.connect(server.target, name="to be told") as client:
+            session = client._connected().session
+            session.listen()
+            while session.told.value != 3:
+                await asyncio.sleep(0.01)
+
+    with tw.connect(server.target, name="to be told") as client:
+        session = client._connected().session
+        for _ in range(2):
+            session.listen()
+        assert settled(lambda: session.told.value == 3)
+        listening = [thread for thread in threading.enumerate() if thread.name == "tilewright-lease"]
+        assert len(listening) == 1
+    listening[0].join(10)
+    assert not listening[0].is_alive()
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def settled(done: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not done() and time.monotonic() < end:
+        time.sleep(0.01)
+    return done()
+
+
 @pytest.mark.extended
-def test_a_kernel_that_measurements_favour_is_taken_between_launches(tmp_path: Path, measured_server: Any) -> None:
+@pytest.mark.parametrize("way", ["local", "tcp"])
+def test_a_kernel_that_measurements_favour_is_taken_between_launches(
+    tmp_path: Path, measured_server: Any, way: str
+) -> None:
     server, database = measured_server
-    with tw.connect(server.target, launch="caller") as client:
+    tcp = next(word for word in server.ready.split() if word.startswith("127.0.0.1:"))
+    with tw.connect(tcp if way == "tcp" else server.target, launch="caller") as client:
         plan = client.plan_gemm(A, B)
         bound = plan.bind(A, B)
         plan(A, B)

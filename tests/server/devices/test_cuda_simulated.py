@@ -49,7 +49,7 @@ def simulated(library: Path, **more: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("suite", "least"),
     [
-        ("test_gpu_packets.py", 14),
+        ("test_gpu_packets.py", 15),
         pytest.param("test_conformance.py", 28, marks=pytest.mark.extended),
         pytest.param("test_gpu*.py", 48, marks=pytest.mark.extended),
         pytest.param("test_cuda.py", 6, marks=pytest.mark.extended),

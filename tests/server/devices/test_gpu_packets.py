@@ -22,7 +22,7 @@ from tilewright_server.devices.gpu.launch.program import GpuProgram
 from tilewright_server.devices.gpu.stream import GpuStream
 from tilewright_server.devices.tracing import MAX_TRACES, PacketTimes
 from tilewright_server.devices.worker.launches import LaunchLoop
-from tilewright_server.protocol.frames import ERROR, HEADER, HEADER_BYTES, MAX_FRAMES, REPLY_KIND, Kind
+from tilewright_server.protocol.frames import ERROR, HEADER, HEADER_BYTES, MAX_FRAMES, REPLY_KIND, TIED, Kind
 
 pytestmark = pytest.mark.gpu
 DONE = REPLY_KIND | Kind.LAUNCH
@@ -193,6 +193,23 @@ def test_slots_need_events_and_record_them(served: Served) -> None:
     completion = served.stream._slots[3].completion
     served.stream.synchronize()
     assert not served.gpu._driver.api.query_event(completion)[0]
+
+
+def test_launches_before_one_that_fails_are_tied_to_the_client(served: Served, entry: Callable[[str], int]) -> None:
+    gpu, flag = served.gpu, served.gpu.allocate(8)
+    args = Struct((Pointer("flag"),))
+    gate = gpu.program([stage(entry("gate"), args, grid=(1, 1, 1), block=(1, 1, 1))], ["flag"])
+    served.loop.bind(7, gate, (flag.address,))
+    served.socket.send(HEADER.pack(Kind.OPEN_EVENT, 0, 3, 1, 0))
+    served.answer()
+    served.socket.send(HEADER.pack(Kind.LAUNCH, 0, 0, 1, 7) + HEADER.pack(Kind.LAUNCH, RECORD | REPLY, 3, 2, 8))
+    assert served.answer()[:4] == (DONE, ERROR | TIED, 3, 2)
+    assert served.rule == "binding_id"
+    completion, query = served.stream._slots[3].completion, gpu._driver.api.query_event
+    assert query(completion)[0], "it is behind the launch before"
+    gpu.write(flag, 0, memoryview(np.ones(1, np.int64)))
+    assert settled(lambda: not query(completion)[0])
+    assert served.launch(8, REPLY)[1] == ERROR, "nothing to tie"
 
 
 def test_a_traced_packet_is_measured_and_not_waited_for(served: Served, entry: Callable[[str], int]) -> None:

@@ -22,7 +22,7 @@ from tilewright_server.devices.hip.device import HipDevice
 from tilewright_server.devices.hip.signals import COMPLETION, PAGE_BYTES
 from tilewright_server.devices.worker import clients
 from tilewright_server.devices.worker.clients import Clients
-from tilewright_server.protocol.frames import ERROR, HEADER, REPLY_KIND, Kind
+from tilewright_server.protocol.frames import ERROR, HEADER, REPLY_KIND, TIED, Kind
 
 pytestmark = pytest.mark.gpu
 
@@ -88,6 +88,17 @@ def test_numbers_go_on_beyond_the_bits_of_a_packet(served: Signalled) -> None:
     assert served.completed == 0
     served.numbers[0] = 131_073
     assert settled(lambda: served.completed == (1 << 32) + 2)
+
+
+def test_a_launch_that_fails_says_its_number_all_the_same(served: Signalled) -> None:
+    served.bind(1, 4)
+    served.send(1, 0, 0, 8)
+    served.send(2, WAIT | RECORD | REPLY, 5)
+    assert served.answer()[:4] == (REPLY_KIND | Kind.LAUNCH, ERROR | TIED, 5, 9)
+    time.sleep(0.05)
+    assert served.completed == 0, "it waits as the launch would have"
+    served.numbers[0] = 5
+    assert settled(lambda: served.completed == 9)
 
 
 def test_signals_are_opened_once(served: Signalled) -> None:

@@ -234,7 +234,7 @@ def test_faults_become_typed_errors(
         ("test_conformance.py", 28),
         ("test_gpu*.py", 51),
         ("test_hip.py", 3),
-        ("test_hip_signals.py", 7),
+        ("test_hip_signals.py", 8),
         ("test_hip_stages.py", 1),
     ],
 )

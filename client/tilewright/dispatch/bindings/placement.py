@@ -80,11 +80,9 @@ class PlacedPlan(ABC):
 
     def note_choices(self, session: Session) -> None:
         """To be called before the plan is asked for: whatever changes from then on calls for another."""
-        self._watch(session.launch_page or None)
-
-    def _watch(self, page: LaunchPage | None) -> None:
+        page: LaunchPage | None = session.launch_page or None
         self._page = page
-        self._changes = _UNCHANGED if page is None else page.changes
+        self._changes = session.told if page is None else page.changes
         self._choices = self._changes.value
 
     def open_here(self, session: Session, reply: dispatch_pb2.PlanReply) -> Flow[None]:
@@ -102,8 +100,10 @@ class PlacedPlan(ABC):
             self.here, self.refused = None, copy(error)  # the error itself holds on to the operands
         else:
             self.here, self.refused = InPlace(self.core, opened, self.inputs, self.outputs, uuid), None
-            if self._page is None:  # the first plan of the session brought it
+            if self._page is None and session.launch_page:  # the first plan of the session brought it
                 self.note_choices(session)
+            elif self._page is None:
+                session.listen()
 
     @property
     def is_due(self) -> bool:
@@ -118,7 +118,7 @@ class PlacedPlan(ABC):
         session = self.core.session
         if session is None or session.lost or self.closed:
             self.renew_at = time.monotonic() + RENEW_S
-            self._watch(None)
+            self._page, self._changes, self._choices = None, _UNCHANGED, 0
             return
         old = (session, self.plan)
         yield from self.made(session)

@@ -215,8 +215,8 @@ class PipelineState:
         lane: Any = self._lane
         first, count, number, slot = self._under_way.popleft()
         with lane.lock:
+            last = (first + count - 1) & 0xFFFFFFFF
             try:
-                last = (first + count - 1) & 0xFFFFFFFF
                 lane.connection.wait(last)
                 if isinstance(lane, StreamLane):
                     self._mark = lane.tie.mark(slot, last)
@@ -225,6 +225,8 @@ class PipelineState:
                 self._core.note(error)
                 if lane.broken:
                     self._under_way.clear()
+                elif isinstance(lane, StreamLane) and lane.connection.tied == last:
+                    self._mark = lane.tie.mark(slot, last)
             for offset, reply in lane.connection.take(first, count).items():
                 if isinstance(reply, TilewrightError):
                     self._failures.append((number + offset, reply))

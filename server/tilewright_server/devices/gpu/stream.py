@@ -116,6 +116,10 @@ class GpuStream:
         bound = self._lane.bound(cast("GpuProgram", program), tuple(addresses), workspace)
         self.lock.put(binding, bound, noted)
 
+    def tie(self, flags: int, slot: int, sequence: int) -> None:
+        self._driver.enter()
+        self.lock.tie(flags, slot, sequence)
+
     def note_in(self, words: memoryview) -> None:
         self.lock.note_in(words)
 

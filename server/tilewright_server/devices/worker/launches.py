@@ -38,10 +38,12 @@ from tilewright_server.devices.contract import (
 )
 from tilewright_server.devices.tracing import PacketTimes, TracedSink, TracingStream
 from tilewright_server.protocol.frames import (
+    ERROR,
     HEADER,
     HEADER_BYTES,
     MAX_FRAMES,
     REPLY_KIND,
+    TIED,
     Kind,
     error_packet,
     malformed,
@@ -228,8 +230,21 @@ class LaunchLoop:
                 program, addresses, number = self._bindings[binding]
                 stream.prepare(binding, program, addresses, self._workspace, flags & _FLAGS, slot, number)
         except Exception as error:
-            return [self._failed(kind, slot, sequence, binding, error)]
+            tied = self._tied(stream, kind, flags, slot, sequence, error)
+            return [self._failed(kind, slot, sequence, binding, error, tied)]
         return []
+
+    @staticmethod
+    def _tied(stream: ServingStream, kind: int, flags: int, slot: int, sequence: int, error: Exception) -> bool:
+        """Keep the order of other launches and the client's stream, which the one that failed was to keep; False if
+        that cannot be, or there was nothing to do.
+        """
+        if kind != _LAUNCH or not flags & (WAIT | RECORD) or flags & TIME or isinstance(error, DeviceLostError):
+            return False
+        with suppress(TilewrightError):
+            stream.tie(flags & _FLAGS, slot, sequence)
+            return True
+        return False
 
     def _serve_frames(self) -> None:
         buffer = bytearray(_RECEIVED_BYTES)
@@ -339,7 +354,7 @@ class LaunchLoop:
         except Exception as error:
             return self._failed(kind, slot, sequence, 0, error)
 
-    def _failed(self, kind: int, slot: int, sequence: int, value: int, error: Exception) -> bytes:
+    def _failed(self, kind: int, slot: int, sequence: int, value: int, error: Exception, tied: bool = False) -> bytes:
         if isinstance(error, KeyError) and value not in self._bindings:
             error = NotFoundError(
                 "this connection has no such binding",
@@ -349,7 +364,7 @@ class LaunchLoop:
                 fix="bind again: bindings end with their memory, their plan and their connection",
             )
         self._sequence = sequence
-        reply = error_packet(kind, slot, sequence, error)
+        reply = error_packet(kind, slot, sequence, error, ERROR | TIED if tied else ERROR)
         if isinstance(error, DeviceLostError) and self._lost is not None:
             with suppress(OSError):
                 self._connection.send(reply)

@@ -6,6 +6,39 @@
 
 TW_NAMESPACE_BEGIN
 
+// Vectors that each hold kRows sums in parts of kLanes / kRows lanes: of two such vectors one with twice as many sums, in
+// half as many lanes each. As `sum_lanes` adds: lane i and the one half a part behind it.
+template <int kRows, class V, int... kI>
+TW_INLINE V fold(V x, V y, Sequence<kI...>) {
+  constexpr int kPart = kLanes / kRows, kHalf = kPart / 2;
+  return __builtin_shufflevector(x, y, (kI / kHalf * kPart + kI % kHalf)...) +
+         __builtin_shufflevector(x, y, (kI / kHalf * kPart + kHalf + kI % kHalf)...);
+}
+
+// Sums of the lanes of kCount vectors, a power of two, in their order, in the lanes of the first ones.
+template <int kCount, int kRows = 1, class V>
+TW_INLINE void sum_each(V* x) {
+  constexpr auto all = MakeSequence<kLanes>::type{};
+  if constexpr (kRows < kLanes) {
+    if constexpr (kCount == 1) {
+      x[0] = fold<kRows>(x[0], x[0], all);
+      sum_each<1, 2 * kRows>(x);
+    } else {
+      TW_UNROLL
+      for (int i = 0; i < kCount / 2; i++) x[i] = fold<kRows>(x[2 * i], x[2 * i + 1], all);
+      sum_each<kCount / 2, 2 * kRows>(x);
+    }
+  }
+}
+
+// The last groups of rows whose k is no whole number of vectors: a whole vector that ends where they end, and of which
+// `keep` drops what was counted before. Reading part of a vector takes many times as long.
+struct Tail {
+  int64_t from = -1;  // the first k of it; less than 0: there is none
+  u32v keep;
+  alignas(64) uint32_t groups[kSkinny * kLanes];  // of Y, a vector for each row
+};
+
 // Below, X is the big operand, given by rows, and Y the small one: results are out[c][r] = sum over k of Y(c, k) X(r,
 // k).
 template <class E, class Dot>
@@ -14,6 +47,8 @@ struct Streaming {
   using Accumulator = typename Dot::scalar;
   // Rows of Y whose sums are in registers at a time, with three vectors of each: 12 of 16 registers, or 24 of 32.
   static constexpr int kHeld = kLanes >= 16 ? 8 : 4;
+  // Results of one row of Y along k that are stored at a time.
+  static constexpr int kStored = 8;
 
   // Unsigned bytes stand first in DotI8, so it is X that gets the offset there, and Y whose sums undo it.
   TW_INLINE static u32v offset(u32v x) { return Dot::offset_a ? x ^ 0x80808080u : x; }
@@ -22,16 +57,27 @@ struct Streaming {
   // registers for, the same rows of X, which are in the nearest cache by then, are read again.
   template <int kY>
   static TW_NOINLINE void along_k(Rows<E, true> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
-                                  const Accumulator* start, Accumulator* out) {
-    constexpr int kC = kY < kHeld ? kY : kHeld, kX = kC == 1 ? 8 : 3;
+                                  const Tail& tail, const Accumulator* start, Accumulator* out) {
+    constexpr int kC = kY < kHeld ? kY : kHeld, kX = kC == 1 ? kStored : 3;
     for (int64_t r = 0; r < rows; r += kX)
       for (int c = 0; c < kY; c += kC)
-        dot_products<kX, kC>(x, r, rows, k, y + c * y_ld, y_ld, start + c, out + c * kStreamColumns);
+        dot_products<kX, kC>(x, r, rows, k, y + c * y_ld, y_ld, tail, tail.groups + c * kLanes, start + c,
+                             out + c * kStreamColumns);
+  }
+
+  // Sums of the lanes of each of kStored vectors, of which `count` or all are wanted.
+  static TW_INLINE void store_sums(V* each, int64_t count, Accumulator start, Accumulator* out) {
+    alignas(64) Accumulator found[kStored < kLanes ? kLanes : kStored];
+    sum_each<kStored>(each);
+    TW_UNROLL
+    for (int i = 0; i < kStored; i += kLanes) store_as(found + i, each[i / kLanes] + start);
+    for (int i = 0; i < kStored && i < count; i++) out[i] = found[i];
   }
 
   template <int kX, int kC>
   static TW_INLINE void dot_products(Rows<E, true> x, int64_t r, int64_t rows, int64_t k, const uint32_t* y,
-                                     int64_t y_ld, const Accumulator* start, Accumulator* out) {
+                                     int64_t y_ld, const Tail& tail, const uint32_t* y_tail, const Accumulator* start,
+                                     Accumulator* out) {
     constexpr int kStep = kLanes * Dot::depth;
     V sums[kX][kC];
     const char* from[kX];
@@ -53,57 +99,107 @@ struct Streaming {
         for (int i = 0; i < kX; i++) sums[i][c] = Dot::step(sums[i][c], groups[i], held);
       }
     }
-    V rest[kX][kC];  // a copy, because indexing by a variable would keep the sums themselves out of registers
-    TW_UNROLL
-    for (int i = 0; i < kX; i++)
+    if (tail.from >= 0) {
+      u32v groups[kX];
       TW_UNROLL
-      for (int c = 0; c < kC; c++) rest[i][c] = sums[i][c];
-    for (int i = 0; i < kX && r + i < rows; i++) {
-      const u32v groups = offset(k0 < k ? load_groups_along_k<E, Dot>(from[i] + k0 * size_of<E>, k - k0) : u32v{});
-      for (int c = 0; c < kC; c++) {
-        if (k0 < k) rest[i][c] = Dot::step(rest[i][c], groups, load_as<u32v>(y + c * y_ld + k0 / Dot::depth));
-        out[c * kStreamColumns + r + i] = start[c] + sum_lanes(rest[i][c]);
+      for (int i = 0; i < kX; i++)
+        groups[i] = offset(load_groups_along_k<E, Dot>(from[i] + tail.from * size_of<E>)) & tail.keep;
+      TW_UNROLL
+      for (int c = 0; c < kC; c++)
+        TW_UNROLL
+        for (int i = 0; i < kX; i++) sums[i][c] = Dot::step(sums[i][c], groups[i], load_as<u32v>(y_tail + c * kLanes));
+    } else if (k0 < k) {  // less than a vector in all
+      TW_UNROLL
+      for (int i = 0; i < kX; i++) {
+        const u32v groups = offset(load_groups_along_k<E, Dot>(from[i], k));
+        TW_UNROLL
+        for (int c = 0; c < kC; c++) sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld));
       }
+    }
+    if constexpr (kC == 1) {
+      V each[kX];
+      TW_UNROLL
+      for (int i = 0; i < kX; i++) each[i] = sums[i][0];
+      store_sums(each, rows - r, start[0], out + r);
+    } else {
+      TW_UNROLL
+      for (int c = 0; c < kC; c++)
+        TW_UNROLL
+        for (int i = 0; i < kX; i++) {
+          sum_each<1>(&sums[i][c]);
+          if (r + i < rows) out[c * kStreamColumns + r + i] = start[c] + sums[i][c][0];
+        }
     }
   }
 
   // Rows of X contiguous along r, k across: a few lines of X are added into all results before the next lines are read.
   // Few: lines whose distance is a power of two compete for the same eight places of the nearest cache, and so do the
-  // lines that were asked for ahead. For one row of Y, whose chunks are long, nothing is asked for: the processor sees
-  // what comes along a line by itself, and the nearest cache has no room for the lines behind.
+  // lines that were asked for ahead. For one row of Y, whose parts of lines are long, the lines come from as many parts
+  // of k, so that each part is read from its beginning to its end; nothing is asked for ahead: the processor sees what
+  // comes along a line by itself, and the nearest cache has no room for the lines behind.
   template <int kY>
   static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
                                    const Accumulator* start, Accumulator* out) {
-    constexpr int kGroups = (int)max_of(4 / Dot::depth, 2), kC = kY < kHeld ? kY : kHeld, kV = 3, kWide = kLanes * kV;
-    const int64_t line = x.ld * size_of<E>, whole_rows = rows / kLanes * kLanes, wide_rows = rows / kWide * kWide,
-                  whole = k / Dot::depth / kGroups * kGroups;
-    for (int c = 0; c < kY; c++)
+    constexpr int kGroups = (int)max_of((kY == 1 ? 8 : 4) / Dot::depth, 2);
+    const int64_t whole_rows = rows / kLanes * kLanes, rounds = k / Dot::depth / kGroups;
+    // The last vector of results ends where the rows end, and is kept apart, so that no part of a vector is read.
+    const bool apart = whole_rows < rows && rows >= kLanes;
+    const int64_t last_row = rows - kLanes;
+    alignas(64) Accumulator last[kY * kLanes];
+    for (int c = 0; c < kY; c++) {
       for (int64_t r = 0; r < rows; r += kLanes) store_as(out + c * kStreamColumns + r, V{} + start[c]);
-    for (int64_t g = 0; g < whole; g += kGroups) {
-      const char* const from = x.at(0, g * Dot::depth);
+      store_as(last + c * kLanes, V{} + start[c]);
+    }
+    for (int64_t round = 0; round < rounds; round++) {
       if constexpr (kY == 1) {
-        u32v held[kGroups];
-        TW_UNROLL
-        for (int l = 0; l < kGroups; l++) held[l] = splat_bits(y[g + l]);
-        for (int64_t r = 0; r < whole_rows; r += kLanes) {
-          V sum = load_as<V>(out + r);
-          TW_UNROLL
-          for (int l = 0; l < kGroups; l++)
-            sum = Dot::step(sum, line_groups<kGroups>(from, r, l, line, false), held[l]);
-          store_as(out + r, sum);
-        }
+        add_parts<kGroups>(x, round, rounds, y, 0, whole_rows, out);
+        if (apart) add_parts<kGroups>(x, round, rounds, y, last_row, rows, last);
       } else {
-        int64_t r = 0;
-        for (; r < wide_rows; r += kWide)
-          for (int c = 0; c < kY; c += kC)
-            add_lines<kGroups, kC, kV>(from, r, line, y + c * y_ld + g, y_ld, out + c * kStreamColumns + r, c == 0);
-        for (; r < whole_rows; r += kLanes)
-          for (int c = 0; c < kY; c += kC)
-            add_lines<kGroups, kC, 1>(from, r, line, y + c * y_ld + g, y_ld, out + c * kStreamColumns + r, c == 0);
+        add_rows<kGroups, kY>(x, round * kGroups, y, y_ld, 0, whole_rows, out, kStreamColumns);
+        if (apart) add_rows<kGroups, kY>(x, round * kGroups, y, y_ld, last_row, rows, last, kLanes);
       }
     }
-    add_edge(x, 0, rows, whole * Dot::depth, k, y, y_ld, kY, out);
-    if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, whole * Dot::depth, y, y_ld, kY, out);
+    const int64_t done = rounds * kGroups * Dot::depth;
+    if (apart)
+      for (int c = 0; c < kY; c++)
+        for (int64_t r = whole_rows; r < rows; r++) out[c * kStreamColumns + r] = last[c * kLanes + r - last_row];
+    else if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, done, y, y_ld, kY, out);
+    add_edge(x, 0, rows, done, k, y, y_ld, kY, out);
+  }
+
+  // One group of lines of each of kGroups parts of k, `groups` long, added to the results of rows [r0, r1) at `out`.
+  template <int kGroups>
+  TW_INLINE static void add_parts(Rows<E, false> x, int64_t g, int64_t groups, const uint32_t* y, int64_t r0, int64_t r1,
+                                  Accumulator* out) {
+    const int64_t line = x.ld * size_of<E>;
+    const char* from[kGroups];
+    u32v held[kGroups];
+    TW_UNROLL
+    for (int l = 0; l < kGroups; l++)
+      from[l] = x.at(r0, (g + l * groups) * Dot::depth), held[l] = splat_bits(y[g + l * groups]);
+    for (int64_t r = 0; r < r1 - r0; r += kLanes) {
+      V sum = load_as<V>(out + r);
+      TW_UNROLL
+      for (int l = 0; l < kGroups; l++)
+        sum = Dot::step(sum, offset(load_groups_across_k<E, Dot>(from[l] + r * size_of<E>, line)), held[l]);
+      store_as(out + r, sum);
+    }
+  }
+
+  // kGroups groups of lines, from group g on, times kY rows of Y, added to the results of rows [r0, r1) at `out`.
+  template <int kGroups, int kY>
+  TW_INLINE static void add_rows(Rows<E, false> x, int64_t g, const uint32_t* y, int64_t y_ld, int64_t r0, int64_t r1,
+                                 Accumulator* out, int64_t out_ld) {
+    constexpr int kC = kY < kHeld ? kY : kHeld, kV = 3, kWide = kLanes * kV;
+    const int64_t line = x.ld * size_of<E>, count = r1 - r0, wide = count / kWide * kWide;
+    const char* const from = x.at(r0, g * Dot::depth);
+    int64_t r = 0;
+    for (; r < wide; r += kWide)
+      for (int c = 0; c < kY; c += kC)
+        add_lines<kGroups, kC, kV>(from, r, line, y + c * y_ld + g, y_ld, out + c * out_ld + r, out_ld, c == 0);
+    for (; r < count; r += kLanes)
+      for (int c = 0; c < kY; c += kC)
+        add_lines<kGroups, kC, 1>(from, r, line, y + c * y_ld + g, y_ld, out + c * out_ld + r, out_ld, c == 0);
   }
 
   // Vector r of group l of the lines at `from`. Asks for the lines of the next round, which may lie on other pages: the
@@ -120,12 +216,12 @@ struct Streaming {
   // kGroups groups of lines times kC rows of Y, added to kV vectors of the results of each.
   template <int kGroups, int kC, int kV>
   TW_INLINE static void add_lines(const char* from, int64_t r, int64_t line, const uint32_t* y, int64_t y_ld,
-                                  Accumulator* out, bool ahead) {
+                                  Accumulator* out, int64_t out_ld, bool ahead) {
     V sums[kC][kV];
     TW_UNROLL
     for (int c = 0; c < kC; c++)
       TW_UNROLL
-      for (int v = 0; v < kV; v++) sums[c][v] = load_as<V>(out + c * kStreamColumns + v * kLanes);
+      for (int v = 0; v < kV; v++) sums[c][v] = load_as<V>(out + c * out_ld + v * kLanes);
     TW_UNROLL
     for (int l = 0; l < kGroups; l++) {
       u32v groups[kV];
@@ -141,7 +237,7 @@ struct Streaming {
     TW_UNROLL
     for (int c = 0; c < kC; c++)
       TW_UNROLL
-      for (int v = 0; v < kV; v++) store_as(out + c * kStreamColumns + v * kLanes, sums[c][v]);
+      for (int v = 0; v < kV; v++) store_as(out + c * out_ld + v * kLanes, sums[c][v]);
   }
 
   // The remainder of across_k: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
@@ -158,17 +254,33 @@ struct Streaming {
   }
 
   template <bool kAlongK>
-  static void multiply(Rows<E, kAlongK> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, int64_t y_count,
-                       const Accumulator* start, Accumulator* out) {
+  static void multiply(Rows<E, kAlongK> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld, const Tail& tail,
+                       int64_t y_count, const Accumulator* start, Accumulator* out) {
     if constexpr (kAlongK) {
-      if (y_count == 1) along_k<1>(x, rows, k, y, y_ld, start, out);
-      else if (y_count <= 4) along_k<4>(x, rows, k, y, y_ld, start, out);
-      else along_k<8>(x, rows, k, y, y_ld, start, out);
+      if (y_count == 1) along_k<1>(x, rows, k, y, y_ld, tail, start, out);
+      else if (y_count <= 4) along_k<4>(x, rows, k, y, y_ld, tail, start, out);
+      else along_k<8>(x, rows, k, y, y_ld, tail, start, out);
     } else {
       if (y_count == 1) across_k<1>(x, rows, k, y, y_ld, start, out);
       else if (y_count <= 4) across_k<4>(x, rows, k, y, y_ld, start, out);
       else across_k<8>(x, rows, k, y, y_ld, start, out);
     }
+  }
+
+  // The tail of rows of Y of length k, where X lies along k.
+  template <bool kAlongK>
+  static TW_NOINLINE void prepare_tail(Rows<E, kAlongK> y, int64_t count, int64_t k, Tail& tail) {
+    constexpr int64_t kStep = kLanes * Dot::depth;
+    tail.from = -1;
+    if (k < kStep || k % kStep == 0) return;
+    tail.from = k - kStep;
+    Accumulator unused[kSkinny];
+    prepare(Rows<E, kAlongK>{y.at(0, tail.from), y.ld}, count, kStep, tail.groups, kLanes, unused);
+    alignas(64) uint8_t keep[kVectorBytes];
+    for (int64_t i = 0; i < kVectorBytes; i++) keep[i] = i * Dot::depth / 4 < kStep - k % kStep ? 0 : 0xff;
+    tail.keep = load_as<u32v>((const char*)keep);
+    for (int64_t g = 0; g < kSkinny * kLanes; g += kLanes)
+      store_as(tail.groups + g, load_as<u32v>(tail.groups + g) & tail.keep);
   }
 
   // Rows of Y as groups, `ld` apart, zeros to the end of the last vector and in rows that do not exist. start[c]: what
@@ -241,10 +353,12 @@ struct StreamingGemm {
     for (int64_t y0 = small.begin; y0 < small.end; y0 += kSkinny) {
       const int64_t count = min_of(small.end - y0, kSkinny);
       Accumulator start[kSkinny];
+      Tail tail;
       Streaming<YE, Dot>::prepare(Y{y.at(y0, 0), y.ld}, count, k, groups, y_ld, start);
+      if (along_k) Streaming<YE, Dot>::prepare_tail(Y{y.at(y0, 0), y.ld}, count, k, tail);
       for (int64_t piece; (piece = crew.claim(chunks)) >= 0;) {
         const int64_t x0 = big.begin + piece * chunk, rows = min_of(big.end - x0, chunk);
-        Streaming<XE, Dot>::multiply(X{x.at(x0, 0), x.ld}, rows, k, groups, y_ld, count, start, results);
+        Streaming<XE, Dot>::multiply(X{x.at(x0, 0), x.ld}, rows, k, groups, y_ld, tail, count, start, results);
         if constexpr (kBigIsB) Out::store(product.out, y0, x0, count, rows, results, kStreamColumns, nullptr);
         else store_transposed(x0, y0, rows, count, results);
       }

@@ -94,6 +94,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tw_lane_timers": (c_void_p, c_void_p, c_void_p),
     "tw_lane_trace": (c_void_p, c_void_p),
     "tw_lane_launch": (c_void_p, c_void_p, c_uint32, c_uint16),
+    "tw_lane_tie": (c_void_p, c_uint32, c_uint16, c_uint32),
     "tw_lane_finish": (c_void_p, POINTER(c_uint64)),
     "tw_lane_serve": (c_void_p, c_int32, c_uint64, POINTER(Packet)),
 }

@@ -105,6 +105,11 @@ class PacketLane:
         if self._native.tw_lane_launch(self._handle, bound.handle, flags, slot):
             raise self._library.error(self._driver)
 
+    def tie(self, flags: int, slot: int, sequence: int) -> None:
+        """See ``ServingStream``. Raises ``InvalidArgumentError``, ``DeviceError``, ``DeviceLostError``."""
+        if self._native.tw_lane_tie(self._handle, flags, slot, sequence):
+            raise self._library.error(self._driver)
+
     def finish(self) -> int:
         """Wait for the last launch that was timed; its device time in nanoseconds."""
         found = c_uint64()

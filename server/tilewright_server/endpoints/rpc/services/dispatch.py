@@ -81,13 +81,13 @@ class DispatchServicer:
             fallback=prepared.is_fallback,
         )
         if request.placement == pb.PLACEMENT_CALLER:
-            self._add_launch_plan(reply, target, request.known_objects)
+            self._add_launch_plan(reply, self._service.sessions.get(request.session), target, request.known_objects)
         return reply
 
-    def _add_launch_plan(self, reply: pb.PlanReply, target: Target, known: Sequence[bytes]) -> None:
+    def _add_launch_plan(self, reply: pb.PlanReply, session: Session, target: Target, known: Sequence[bytes]) -> None:
         """The launch plan, with the code objects that are small and not ``known``; or why there is none."""
         try:
-            found = self._service.launch_plan(target)
+            found = self._service.launch_plan(session, target)
         except TilewrightError as error:
             reply.launch_refused.CopyFrom(to_detail(error))
             return

@@ -122,6 +122,7 @@ class MemoryServicer:
             event.opened.ClearField("mps_pipe_directory")
         context.begun()
         send(event)
+        session.caller_launches.tell_by(lambda number: send(pb.SessionEvent(choices=number)))
 
     def register_region(self, request: pb.RegisterRegionRequest, _: WireCall) -> pb.RegisterRegionReply:
         session = self._sessions.get(request.session)
