@@ -13,7 +13,6 @@ from tilewright_kit.types.errors import (
     CancelledError,
     DeadlineError,
     InvalidArgumentError,
-    NotFoundError,
     ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
@@ -21,7 +20,7 @@ from tilewright_kit.types.errors import (
 from tilewright_server.devices.contract import MemoryHandle
 from tilewright_server.engine.call import Call, Cancellation
 from tilewright_server.engine.delayed_worker import Later
-from tilewright_server.engine.execution.caller_launch import CallerPlan, CodeObject, caller_plan
+from tilewright_server.engine.execution.caller_launch import CallerPlan, CodeObject, caller_plan, code_object
 from tilewright_server.engine.types import Outcome, Selection
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.pinned import Pinned
@@ -235,16 +234,7 @@ class Service:
     def code_object(self, session: Session, plan_id: int, sha256: bytes) -> CodeObject:
         """A code object of a plan that the session was given to launch it itself. Raises ``NotFoundError``."""
         target: Target = session.plan(plan_id)
-        found = target.caller_plan.find(sha256) if target.caller_plan is not None else None
-        if found is None:
-            raise NotFoundError(
-                "no launch plan that this session was given under that id names such a code object",
-                field="sha256",
-                value=sha256.hex(),
-                rule="code_object",
-                fix="ask for objects of the reply to Plan with PLACEMENT_CALLER",
-            )
-        return found
+        return code_object(target.caller_plan, sha256)
 
     def launch_page(self, session: Session) -> LaunchPage:
         """The page into which a session counts its launches in its own process. Raises ``ResourceExhaustedError``."""

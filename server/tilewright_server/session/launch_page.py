@@ -158,7 +158,7 @@ class CallerLaunches:
         page, tell = self._page, self._tell
         if page is not None:
             page.announce()
-        elif tell is not None and not self._closed:
+        elif tell is not None and self.begun and not self._closed:
             self._told += 1
             tell(self._told)
 

@@ -55,6 +55,9 @@ def test_clients_without_a_page_are_told_of_changes() -> None:
     launches = CallerLaunches({})
     launches.tell_by(told.append)
     launches.announce()
+    assert not told, "it has no plan to launch"
+    launches.begun = True
+    launches.announce()
     launches.announce()
     assert told == [1, 2]
     launches.page(lambda *what: None)

@@ -8,12 +8,12 @@ from pathlib import Path
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.launch_plan import Entry, launch_plan
 from tilewright_kit.contract.plan import ExecutionPlan
-from tilewright_kit.types.errors import AccessError, InternalError, UnsupportedError
+from tilewright_kit.types.errors import AccessError, InternalError, NotFoundError, UnsupportedError
 from tilewright_server.devices.contract import shares_host_memory
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.execution.value_check import ValueCheck
 
-__all__ = ["CallerPlan", "CodeObject", "caller_plan", "check_values"]
+__all__ = ["CallerPlan", "CodeObject", "caller_plan", "check_values", "code_object"]
 
 
 class CodeObject:
@@ -55,6 +55,20 @@ class CallerPlan:
 
     def find(self, sha256: bytes) -> CodeObject | None:
         return self._objects.get(sha256)
+
+
+def code_object(plan: CallerPlan | None, sha256: bytes) -> CodeObject:
+    """A code object of a plan that a session was given, if it was. Raises ``NotFoundError``."""
+    found = plan.find(sha256) if plan is not None else None
+    if found is None:
+        raise NotFoundError(
+            "no launch plan that this session was given under that id names such a code object",
+            field="sha256",
+            value=sha256.hex(),
+            rule="code_object",
+            fix="ask for objects of the reply to Plan with PLACEMENT_CALLER",
+        )
+    return found
 
 
 def caller_plan(prepared: Prepared, *, allowed: bool) -> CallerPlan:
