@@ -138,8 +138,8 @@ bool is_prepared(const tw_lane* lane, uint32_t flags, uint16_t slot) {
   return true;
 }
 
-// What comes after waits for the client's stream, or is waited for by it: by `events`, which are those of the slot, or
-// without them by the lane's signals. The driver's code.
+// Lets launches behind wait for the client's stream, or it for those before: by `events`, which are those of the slot,
+// or without them by the lane's signals. The driver's code.
 int await_client(const tw_lane* lane, const Slot* events) {
   return events ? lane->api->wait_event(lane->stream, events->producer)
                 : lane->api->wait_value(lane->stream, lane->producer, lane->awaited);

@@ -55,7 +55,6 @@ WAIT, RECORD, REPLY, TIME = 1, 2, 4, 8
 """Flags of a launch: wait for the slot's producer event first; record the slot's completion event after it; answer it;
 run it to its end and answer with its device time."""
 
-
 MAX_PARTS = 128
 """Parts of memory that is mapped from several allocations; each comes with a descriptor."""
 
@@ -200,8 +199,7 @@ class MemoryHandle:
     offset: int = 0
     """Offset of that part in the allocation that the handle stands for, in bytes."""
     fds: tuple[int, ...] = ()
-    """Descriptors of ``fd`` memory that lies in several allocations: all descriptors in order; as ``fd``, which is
-    the first."""
+    """Descriptors of ``fd`` memory that lies in several allocations, in order; ``fd`` is the first of them."""
     part_bytes: tuple[int, ...] = ()
     """How much of each of them there is, from its beginning, one behind the other; ``offset`` counts from the first."""
 
@@ -226,8 +224,7 @@ class SharingDevice(Protocol):
         """Map it: ``Buffer.address`` is the mapped base plus ``handle.offset``, ``Buffer.nbytes`` is ``handle.nbytes``.
 
         The handle's descriptor is not kept. Raises ``InvalidArgumentError`` for a handle that cannot be meant,
-        ``UnsupportedError`` for a kind that this device has not, ``DeviceError`` naming the cause if the driver
-        refuses.
+        ``UnsupportedError`` for a kind that this device has not, ``DeviceError`` with the driver's cause.
         """
         ...
 
@@ -281,8 +278,7 @@ class LaunchStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back when the last launch has ended; waits for that unless ``gives_back_later``.
-        Idempotent."""
+        """Give everything back when the last launch has ended; waits for it unless ``gives_back_later``. Idempotent."""
         ...
 
 
@@ -334,9 +330,7 @@ class ServingStream(Protocol):
         ...
 
     def tie(self, flags: int, slot: int, sequence: int) -> None:
-        """Wait and record as a launch of a packet with ``WAIT`` or ``RECORD`` would have that failed, so that those
-        before and behind it keep their order with the client's stream. Raises as ``launch`` does.
-        """
+        """Do what ``flags`` say of a launch that failed: others keep their order with the client's. See ``launch``."""
         ...
 
     def forget(self, binding: int) -> None:
