@@ -181,7 +181,7 @@ class Planner:
 
     @contextmanager
     def _remembered(self, key: tuple[object, ...], request: OperationRequest) -> Iterator[None]:
-        """What is refused inside is refused from memory for a while."""
+        """Refusals inside are repeated from memory for a while."""
         try:
             yield
         except TilewrightError as error:
