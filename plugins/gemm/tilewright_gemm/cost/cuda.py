@@ -15,7 +15,7 @@ from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.cost.tiles import busiest_of, is_unaligned, shapes_of, slices_of
 from tilewright_gemm.launch.geometry import grid_of
 from tilewright_gemm.problem.problem import GemmProblem
-from tilewright_gemm.vocabulary import Epilogue, Reduction
+from tilewright_gemm.vocabulary import Epilogue, Reduction, ScaleA
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.units import clock_of, units_of
@@ -65,6 +65,10 @@ _JOIN_SECONDS = 1.5e-6
 """Until the last part of a tile knows that it is the last."""
 _CLUSTER_JOIN_SECONDS = 0.7e-6
 """The same within a cluster."""
+_TURNED_SECONDS = 0.28e-6
+"""For an element that a thread brings in from an operand D, one after the other, where C is computed transposed."""
+_TURNED_CHUNK = 16
+"""Elements that such a kernel reads at a time where D and C are of 16 bits."""
 _PORTABLE_SHARE = 0.6
 """Part of the peak that mma.sync reaches where wgmma reaches nearly all; elsewhere it is the peak."""
 _SIMT_SHARE = 0.7
@@ -161,7 +165,22 @@ def _loads(
 
 
 def join_seconds(config: GemmConfig, clock: float) -> float:
-    """Partial tiles written, and read by whoever comes last."""
+    """Seconds behind the main loop that nothing hides: partial tiles are written, and read by whoever comes last, and
+    operands D of transposed tiles are read."""
+    return _parts_seconds(config, clock) + _turned_seconds(config)
+
+
+def _turned_seconds(config: GemmConfig) -> float:
+    """Elements of D that each thread reads one after the other; by chunks where a kernel reads them so."""
+    if not config.transpose_c or config.num_d_tensors == 0:
+        return 0.0
+    elements = config.tile[0] * config.tile[1] * config.num_d_tensors / (config.waves * 128)
+    d = config.dtype_d[0] if config.dtype_d else config.c
+    whole = config.num_d_tensors == 1 and config.scale_a is ScaleA.NONE and size_of(config.c) == size_of(d) == 2
+    return _TURNED_SECONDS * elements / (_TURNED_CHUNK if whole else 1)
+
+
+def _parts_seconds(config: GemmConfig, clock: float) -> float:
     nbytes = config.tile[0] * config.tile[1] * 4.0
     rate = 0.6 * L2_BYTES_PER_CYCLE * clock
     if config.reduction is not Reduction.NONE:

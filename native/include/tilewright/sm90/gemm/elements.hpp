@@ -20,6 +20,9 @@ struct Elements {
   // A single D operand of 16-bit elements goes its own way to staged results.
   using D = typename FirstOf<typename Config::D>::type;
   static constexpr bool kOneD = Plan::staged && !Plan::swap && Config::D::size == 1 && size_of<D> == 2;
+  // With transpose_c: one of 16 bits to results of 16 bits, read for a whole chunk at once.
+  static constexpr bool kTurnedD =
+      Plan::swap && kHalf && Config::D::size == 1 && size_of<D> == 2 && Config::scale_a == Scale::none;
   static constexpr int kAhead = 2;  // chunks for which D is on its way
   static constexpr bool kColumnsAhead = !Plan::swap && !kOneD;  // D leaves no registers for them
   // Chunks that are elements of C when they are read: pairs of 16 bits, which are what `pair` and `column_pair` give.
@@ -63,6 +66,19 @@ struct Elements {
     column = work.tile_n * Plan::tile_n + (Plan::swap ? x : y);
   }
 
+  // Has the lines of D in L1 when they are read, with transpose_c. Comes before the products.
+  TW_SM90 void fetch_d() const {
+    if constexpr (kTurnedD) {
+      const tw_gemm_operand& of = *epilogue.d;
+      const char* const base = (const char*)of.ptr + batch * of.batch_stride * 2;
+#pragma unroll 1
+      for (int at = thread; at < Plan::columns * kRepeats; at += kWarpgroup) {
+        const int i = inside(row + at % Plan::columns), j = column + at / Plan::columns * 64;
+        if (j < n)
+          asm volatile("prefetch.global.L1 [%0];" ::"l"(base + (i * of.row_stride + j * of.col_stride) * 2) : "memory");
+      }
+    }
+  }
   // Loads what the first chunks take. May come long before `store`.
   TW_SM90 void begin(Ahead& ahead) const {
     if constexpr (kOneD)
@@ -169,6 +185,29 @@ struct Elements {
           else to[1][b] = x[b];
       }
     }
+  }
+
+  // With transpose_c, D of the chunk that begins at block `first`, for columns j and j + 8: words of two rows, by block
+  // and half. All loads are on their way at once. What lies beyond m and n is unspecified.
+  TW_SM90 void load_turned_d(uint32_t (&d)[kChunkBlocks][2], int first, int j) const {
+    const tw_gemm_operand& of = *epilogue.d;
+    const char* const base = (const char*)of.ptr + batch * of.batch_stride * 2;
+    int64_t columns[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) columns[h] = (j + h * 8 < n ? j + h * 8 : n - 1) * of.col_stride * 2;
+    uint16_t x[kChunkBlocks][2][2];
+#pragma unroll
+    for (int b = 0; b < kChunkBlocks; b++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const char* const from = base + inside(row + (first + b) * 8 + quad * 2 + e) * of.row_stride * 2;
+#pragma unroll
+        for (int h = 0; h < 2; h++) x[b][h][e] = gpu::load_global<uint16_t>(from + columns[h]);
+      }
+#pragma unroll
+    for (int b = 0; b < kChunkBlocks; b++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) d[b][h] = x[b][h][0] | (uint32_t)x[b][h][1] << 16;
   }
 
   // ---- elements of C, packed ----
@@ -297,12 +336,23 @@ struct Elements {
     }
   }
   // Elements (i, j) and (i + 1, j) of 16 bits in one register.
-  TW_SM90 uint32_t column_pair(const uint32_t (&x)[kChunk], int at, const gpu::Columns<1>& columns, int i,
-                               int j) const {
+  TW_SM90 uint32_t column_pair(const uint32_t (&x)[kChunk], int at, const gpu::Columns<1>& columns, int i, int j,
+                               uint32_t d) const {
     if constexpr (kPairs) return x[at / 2];
-    else
+    else if constexpr (kTurnedD) {
+      float y[2];
+#pragma unroll
+      for (int l = 0; l < 2; l++) {
+        y[l] = (float)number(x[at + l]) * columns.scale[0];
+        if constexpr (Epilogue::Bias::present) y[l] += columns.shift[0];
+        step(y[l], gpu::to_float<D>((typename D::storage)(d >> (l * 16))));
+        y[l] = gpu::apply_unary<Config::unary>(y[l], epilogue.lo, epilogue.hi);
+      }
+      return gpu::pack<C>(y).data.w[0];
+    } else {
       return (uint32_t)(uint16_t)single(x[at], columns, i, j).get(0) |
              (uint32_t)(uint16_t)single(x[at + 1], columns, i + 1, j).get(0) << 16;
+    }
   }
 
   // True if a 64 x N piece has block b: the last chunk may be of fewer than four.

@@ -156,6 +156,7 @@ struct Gemm {
       const auto output = [&] { return Output<Plan>(tasks.at(work.task), work, wave, staging, barrier); };
       typename Output<Plan>::Ahead ahead = {};
       if constexpr (!Plan::partial) output().begin(ahead);
+      output().fetch_d();
       if constexpr (Plan::pingpong) join_barrier(kTurnBarrier + consumer, 2 * kWarpgroup);
       const auto pass_turn = [&] {
         if constexpr (Plan::pingpong) signal_barrier(kTurnBarrier + 1 - consumer, 2 * kWarpgroup);

@@ -11,9 +11,11 @@ struct Output : Elements<Plan> {
   using Base = Elements<Plan>;
   using typename Base::Ahead, typename Base::C, typename Base::Config, typename Base::Epilogue;
   using Base::batch, Base::column, Base::epilogue, Base::lane, Base::m, Base::n, Base::quad, Base::row, Base::thread;
-  using Base::column_pair, Base::has, Base::load_columns, Base::load_d, Base::load_rows, Base::pair, Base::read;
+  using Base::column_pair, Base::has, Base::load_columns, Base::load_d, Base::load_rows, Base::load_turned_d;
+  using Base::pair, Base::read;
   using Base::kAhead, Base::kBlocks, Base::kChunkBlocks, Base::kChunks, Base::kColumnsAhead, Base::kHalf;
-  using Base::kPortions, Base::kRepeats, Base::kOneD, Base::row_of, Base::single, Base::take_d, Base::warp;
+  using Base::kPortions, Base::kRepeats, Base::kOneD, Base::kTurnedD;
+  using Base::row_of, Base::single, Base::take_d, Base::warp;
   static constexpr int kColumns = Plan::swap ? kRepeats * 64 : Plan::columns;  // of C
   // A staged piece: lines of 128 bytes, each a row of C; with transpose_c and 4-byte elements two such blocks.
   static constexpr int kLineElements = 128 / Plan::c_size, kLines = Plan::swap ? Plan::columns : 64;
@@ -178,6 +180,8 @@ struct Output : Elements<Plan> {
   TW_SM90 void write_transposed(const uint32_t (&x)[kChunk], const gpu::Columns<1> (&columns)[2], int r, int chunk,
                                 uint32_t buffer) const {
     const int j = column + r * 64 + warp * 16 + lane / 4;
+    uint32_t d[kChunkBlocks][2] = {};
+    if constexpr (kTurnedD) load_turned_d(d, chunk * 4, j);
 #pragma unroll
     for (int at = 0; at < kChunkBlocks; at += kHalf ? 2 : 1) {
       const int b = chunk * 4 + at, i = row + b * 8 + quad * 2;
@@ -188,7 +192,8 @@ struct Output : Elements<Plan> {
 #pragma unroll
         for (int f = 0; f < 4; f++)
           if (f < 2 || two)
-            words[f] = column_pair(x, (at + f / 2) * 4 + f % 2 * 2, columns[f % 2], i + f / 2 * 8, j + f % 2 * 8);
+            words[f] = column_pair(x, (at + f / 2) * 4 + f % 2 * 2, columns[f % 2], i + f / 2 * 8, j + f % 2 * 8,
+                                   d[at + f / 2][f % 2]);
         const uint32_t line = b * 8 + lane % 8;
         if (two) {
           store_fragments_transposed(swizzled(buffer, line + lane / 16 * 8, warp * 2 + lane / 8 % 2), words);
@@ -242,6 +247,8 @@ struct Output : Elements<Plan> {
 
   TW_SM90 void store_transposed(const uint32_t (&x)[kChunk], const gpu::Columns<1> (&columns)[2], int r,
                                 int chunk) const {
+    uint32_t d[kChunkBlocks][2] = {};
+    if constexpr (kTurnedD) load_turned_d(d, chunk * 4, column + r * 64 + warp * 16 + lane / 4);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int first = column + r * 64 + warp * 16 + h * 8, j = first + lane / 4;
@@ -250,7 +257,7 @@ struct Output : Elements<Plan> {
         const int b = chunk * 4 + at, i = row + b * 8 + quad * 2;
         if (!has(b)) continue;
         if constexpr (kHalf) {
-          const uint32_t turned = transpose_fragment(column_pair(x, at * 4 + h * 2, columns[h], i, j));
+          const uint32_t turned = transpose_fragment(column_pair(x, at * 4 + h * 2, columns[h], i, j, d[at][h]));
           const int to_i = row + b * 8 + lane / 4, to_j = first + quad * 2;
           gpu::Packed<C, 2> value;
           value.data.w[0] = turned;
