@@ -2,14 +2,15 @@
 
     python examples/torch_decoder.py                      # a GPU: 8 layers of 4096, batches of 1, 16 and 64
     python examples/torch_decoder.py --device cpu --layers 2 --width 256 --batches 1,4 --context 64
-    python examples/torch_decoder.py --gate joined        # Tilewright's gate and up as one product
+    python examples/torch_decoder.py --gate fused         # Tilewright's gate and up as two, the gate in the second
 
 A model as language models are: root mean squares, grouped heads, rotary positions, a gated product, residuals; every
 sequence holds ``--context`` tokens, and each step adds one. PyTorch keeps keys and values in one tensor for each layer
-and masks what is not there yet; Tilewright keeps pages, appends with the rotation in one kernel, and adds residuals and
-gates in the products themselves; or, with ``--gate joined``, makes one product of both weights and leaves the gate to
-PyTorch. All weights, and the results that are compared, are the same. With a GPU, Tilewright's steps run in a CUDA
-graph, as ``torch.compile(mode="reduce-overhead")`` runs its own. A server is started for the run unless yours runs.
+and masks what is not there yet; Tilewright keeps pages, appends with the rotation in one kernel, adds residuals in the
+products themselves, and makes one product of the weights of gate and up, whose gate is PyTorch's; or, with ``--gate
+fused``, two products with the gate in them. All weights, and the results that are compared, are the same. With a GPU,
+Tilewright's steps run in a CUDA graph, as ``torch.compile(mode="reduce-overhead")`` runs its own. A server is started
+for the run unless yours runs.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=2048, help="tokens that each sequence has")
     parser.add_argument("--batches", default="1,16,64")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
-    parser.add_argument("--gate", choices=("fused", "joined"), default="fused", help="how Tilewright makes it")
+    parser.add_argument("--gate", choices=("joined", "fused"), default="joined", help="how Tilewright makes it")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     given = parser.parse_args()
     sys.stdout.write(f"{given.layers} layers of {given.width}, {given.context} tokens each: tokens per second\n")

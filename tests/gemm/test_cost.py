@@ -11,6 +11,8 @@ from effort import calls_of
 import tilewright_arch
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.choices import cpu_teams
+from tilewright_gemm.config.config import GemmConfig
+from tilewright_gemm.cost.cuda import join_seconds
 from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_kit.conformance.check_plugin import device_of
@@ -107,3 +109,20 @@ def test_candidates_are_few_valid_and_cheap_to_rank(device: DeviceInfo) -> None:
 
         planned()
         assert 0 < calls_of(planned) < CALLS
+
+
+def test_transposed_tiles_wait_for_operands_that_are_read_element_by_element() -> None:
+    fields = {
+        "dtype_a": "bf16", "layout": "rcr", "pipeline": "ws", "epilogue": "cshuffle", "scheduler": "cooperative",
+        "pad_m": True, "pad_n": True, "pad_k": True, "tile": [64, 64, 64], "wave": [1, 1, 1], "warp_tile": [64, 64, 16],
+        "binary": "MultiDAdd", "num_d_tensors": 1,
+    }  # fmt: skip
+
+    def joins(**more: object) -> float:
+        return join_seconds(GemmConfig.from_dict(fields | more), 1.755e9)
+
+    assert joins() == joins(transpose_c=True, num_d_tensors=0, binary="PassThrough") == 0.0
+    chunks, elements = joins(transpose_c=True), joins(transpose_c=True, dtype_d=["fp32"])
+    assert 0.0 < chunks < elements / 8
+    assert joins(transpose_c=True, num_d_tensors=2) > elements
+    assert joins(transpose_c=True, tile=[16, 64, 64], warp_tile=[16, 64, 16]) == pytest.approx(chunks / 4)
