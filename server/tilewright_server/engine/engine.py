@@ -36,7 +36,7 @@ from tilewright_server.engine.execution.prepared import Execution, Prepared
 from tilewright_server.engine.execution.workspace_arena import Arena
 from tilewright_server.engine.kernels.catalog import KernelCatalog
 from tilewright_server.engine.kernels.names import Catalogs
-from tilewright_server.engine.kernels.registered import RegisteredKernels
+from tilewright_server.engine.kernels.registered import Owner, RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.planning.ahead_of_time import AheadOfTime
 from tilewright_server.engine.planning.assembler import Assembler
@@ -275,15 +275,18 @@ class Engine:
         parsed = config_of_record(config, self.operations, operation)
         return self.catalogs.operation(parsed.operation).rules.correct(parsed, spec)
 
-    def register(self, operation: str, config: Mapping[str, Any], arch: str, session: bytes) -> KernelConfig:
-        """Make a valid configuration a kernel that its name stands for: for a session, or for all without one.
+    def register(
+        self, operation: str, config: Mapping[str, Any], arch: str, session: bytes, owner: Owner = ("", "")
+    ) -> KernelConfig:
+        """Make a valid configuration a kernel that its name stands for: for a session, or for all without one. The
+        owner's process is charged.
 
         Raises as above, ``ConfigInvalidError`` with all violations, ``ResourceExhaustedError``.
         """
         self._require_open()
         parsed = config_of_record(config, self.operations, operation)
         self.catalogs.operation(parsed.operation).rules.require(parsed, self.kernels.arch(arch))
-        self.registered.add(parsed, session)
+        self.registered.add(parsed, session, owner)
         self._planner.reconsider()
         return parsed
 

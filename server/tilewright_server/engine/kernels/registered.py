@@ -21,7 +21,7 @@ from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError, TilewrightError
 
-__all__ = ["REGISTERED", "RegisteredKernels"]
+__all__ = ["REGISTERED", "Owner", "RegisteredKernels"]
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,15 @@ REGISTERED = "registered"
 """Name of the kernel set of all registered kernels, and of the folder of the shared ones."""
 MAX_SHARED = 10_000
 MAX_OF_SESSION = 1000
+MAX_OF_SESSIONS = 16384
+"""Of all sessions together. Of these and of the shared ones, a process registers at most as many as it leaves."""
+_RETRY_S = 1.0
 _MAX_FILE = 64 * 1024
 
 Place = tuple[str, str]
 """Operation and name."""
+Owner = tuple[str, str]
+"""Principal and process."""
 
 
 class RegisteredKernels:
@@ -42,26 +47,33 @@ class RegisteredKernels:
         self._folder = cache_dir / REGISTERED
         self._operations = operations
         self._own: dict[bytes, dict[Place, KernelConfig]] = {}
+        self._owners: dict[bytes, Owner] = {}
+        self._writers: dict[str, Owner] = {}
+        """Of files that this server was asked for."""
         self._files: dict[str, tuple[int, KernelConfig | None]] = {}
         self._lock = threading.Lock()
 
-    def opened(self, session: bytes) -> bool:
+    def opened(self, session: bytes, owner: Owner = ("", "")) -> bool:
         """Begin to keep kernels of a session, until ``forget``; false if that has begun already."""
         with self._lock:
             known = session in self._own
             self._own.setdefault(session, {})
+            self._owners.setdefault(session, owner)
             return not known
 
-    def add(self, config: KernelConfig, session: bytes = b"") -> None:
+    def add(self, config: KernelConfig, session: bytes = b"", owner: Owner = ("", "")) -> None:
         """Register for a session, or for all. Registering again changes nothing. Raises ``ResourceExhaustedError``."""
         if session:
             with self._lock:
                 own = self._own.get(session, {})
-                if len(own) >= MAX_OF_SESSION and _place(config) not in own:
-                    raise _full(MAX_OF_SESSION, "a session")
+                if _place(config) not in own:
+                    if len(own) >= MAX_OF_SESSION:
+                        raise _full(MAX_OF_SESSION, "a session")
+                    mine = sum(len(self._own[each]) for each, known in self._owners.items() if known == owner)
+                    _require_room(mine, sum(map(len, self._own.values())), MAX_OF_SESSIONS)
                 own[_place(config)] = config
         else:
-            self._write(config)
+            self._write(config, owner)
 
     def remove(self, operation: str, name: str, session: bytes = b"", *, shared: bool = True) -> bool:
         """Forget a kernel of the session, or else a ``shared`` one; false if there was none."""
@@ -80,6 +92,7 @@ class RegisteredKernels:
         """Forget what a session registered for itself."""
         with self._lock:
             self._own.pop(session, None)
+            self._owners.pop(session, None)
 
     def find(self, operation: str, name: str) -> KernelConfig | None:
         """A registered kernel by name or alias, whoever registered it."""
@@ -146,7 +159,7 @@ class RegisteredKernels:
             return None
         return config
 
-    def _write(self, config: KernelConfig) -> None:
+    def _write(self, config: KernelConfig, owner: Owner) -> None:
         name = _file_name(_place(config))
         record = {"operation": config.operation, "name": config.name, "config": config.to_dict()}
         text = json.dumps(record, indent=1)
@@ -157,10 +170,19 @@ class RegisteredKernels:
         scratch = self._folder / f".{secrets.token_hex(8)}.tmp"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not (self._folder / name).exists() and sum(1 for _ in self._folder.iterdir()) >= MAX_SHARED:
-                raise _full(MAX_SHARED, "a cache")
+            known = {path.name for path in self._folder.iterdir()}
+            if name not in known:
+                if len(known) >= MAX_SHARED:
+                    raise _full(MAX_SHARED, "a cache")
+                with self._lock:
+                    for gone in self._writers.keys() - known:
+                        del self._writers[gone]
+                    mine = sum(1 for writer in self._writers.values() if writer == owner)
+                _require_room(mine, len(known), MAX_SHARED)
             scratch.write_text(text, "utf-8")
             scratch.replace(self._folder / name)
+            with self._lock:
+                self._writers.setdefault(name, owner)
         except OSError as error:
             with suppress(OSError):
                 scratch.unlink()
@@ -188,3 +210,16 @@ def _full(limit: int, what: str) -> ResourceExhaustedError:
         rule="registered_count",
         fix="unregister some",
     )
+
+
+def _require_room(mine: int, total: int, limit: int) -> None:
+    """Raise ``ResourceExhaustedError`` if a process that registered so many leaves fewer to others."""
+    if mine >= limit - total:
+        raise ResourceExhaustedError(
+            f"{total} kernels are registered already, {mine} of them by this client's process",
+            field="registered_kernels",
+            value=limit,
+            rule="quota",
+            fix="unregister some, or close sessions that are no longer used",
+            retry_after_s=_RETRY_S,
+        )

@@ -38,10 +38,17 @@ class HealthServicer:
     def watch(self, request: health_pb2.HealthCheckRequest, context: WireCall, send: Send) -> None:
         self._quotas.take(Resource.STREAMS, context.client)
         give = partial(self._quotas.give, Resource.STREAMS, context.client)
-        if context.on_end(give):
-            self.state.Watch(request, _Watched(context), send)
-        else:
+        if not context.on_end(give):
             give()
+        elif self._knows(request):
+            self.state.Watch(request, _Watched(context), send)
+        else:  # nor will it ever: names of clients are not kept
+            send(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN))
+
+    def _knows(self, request: health_pb2.HealthCheckRequest) -> bool:
+        status = _Status()
+        self.state.Check(request, status)
+        return status.code is None
 
 
 class _Status:

@@ -75,14 +75,17 @@ class KernelsServicer:
             remaining=[to_violation(item) for item in correction.remaining],
         )
 
-    def register(self, request: pb.RegisterKernelRequest, _: WireCall) -> pb.RegisterKernelReply:
+    def register(self, request: pb.RegisterKernelRequest, context: WireCall) -> pb.RegisterKernelReply:
         session = self._service.sessions.get(request.session)
         if request.shared and not session.local:
             raise _not_shared_over_tcp()
         token = b"" if request.shared else session.token
-        if token and self._engine.registered.opened(token):
+        owner = context.client.principal, context.client.process
+        if token and self._engine.registered.opened(token, owner):
             session.on_close(partial(self._engine.registered.forget, token))
-        config = self._engine.register(request.operation, _config(request.config_json), request.arch, token)
+        record = _config(request.config_json)
+        with self._engine.computing.turn(call_of(context)):
+            config = self._engine.register(request.operation, record, request.arch, token, owner)
         arch = self._engine.kernels.arch(request.arch)
         return pb.RegisterKernelReply(summary=summary(self._engine.kernels.describe(config, arch)))
 
