@@ -1,9 +1,10 @@
 """Products of experts on the GPU: every kernel that is worth trying, right, and how fast.
 
-Not a suite: ``python bench/lab/moe.py [correct|graph|fast] ...``. ``correct`` compares every kernel with float32 on
-counts of all kinds, wrong ones too; rows of no expert have to stay as they were. ``graph`` replays a CUDA graph with
-other counts. ``fast`` times layers of 8 of 256 experts beside PyTorch: a product for each expert, and its grouped one.
-The goal is the larger of the time to copy as many bytes and the time of the products at a dense kernel's speed.
+Not a suite: ``python bench/lab/moe.py [correct|blocks|graph|fast|fast8] ...``. ``correct`` compares every kernel with
+float64 on counts of all kinds, wrong ones too; rows of no expert have to stay as they were; ``blocks`` does so with
+factors of blocks. ``graph`` replays a CUDA graph with other counts. ``fast`` times layers of 8 of 256 experts beside
+PyTorch: a product for each expert, and its grouped one; ``fast8`` times fp8 with factors of blocks. The goal is the
+larger of the time to copy as many bytes and the time of the products at a dense kernel's speed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ COUNTS: tuple[Sequence[int], ...] = (
     (0, 1, 63, 64, 65, 129, 300, 78), (700, 0, 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 700), (0,) * 8,
     (1, 2, 3, 4, 5, 6, 7, 8), (-5, 100, 800, 3, 0, 9, 1, 1), (2**31 - 1, 2**31 - 1, -(2**31), 1, 1, 1, 1, 1),
 )  # fmt: skip
-DENSE_FLOPS = 700e12
+DENSE_FLOPS = {torch.bfloat16: 700e12, torch.float8_e4m3fn: 1400e12}
+BLOCK = 128
+BLOCKS = {1: "1x128_1x128", 128: "1x128_128x128"}
+"""Names of blocks by columns of those of weights."""
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 6e-4}
+"""Relative errors, of norms, by type of result."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -52,9 +58,24 @@ def tensors_of(dtype: torch.dtype, out: torch.dtype, x: Sequence[int], experts: 
     }
 
 
+def with_blocks(tensors: Tensors, columns: int) -> Tensors:
+    """The same with factors of blocks of orders of magnitude, as kernels and as the truth take them."""
+    x, w = tensors["x"], tensors["w"]
+    blocks, k = -(-x.shape[-1] // BLOCK), x.shape[-1]
+    scale_x = torch.exp2(4 * torch.randn(*x.shape[:-1], blocks, device="cuda"))
+    scale_w = torch.exp2(4 * torch.randn(w.shape[0], -(-w.shape[1] // columns), blocks, device="cuda"))
+    lines = scale_w.repeat_interleave(columns, 1)[:, : w.shape[1]]
+    return tensors | {
+        "scale_x": scale_x,
+        "scale_w": scale_w,
+        "wide x": x.double() * scale_x.repeat_interleave(BLOCK, -1)[..., :k],
+        "wide w": w.double() * lines.repeat_interleave(BLOCK, -1)[..., :k],
+    }
+
+
 def request_of(tensors: Tensors, **words: Any) -> OperationRequest:
     outputs = {name: describe(tensors[name]) for name in ("out", "status") if name in tensors}
-    inputs = {name: describe(tensor) for name, tensor in tensors.items() if name not in outputs}
+    inputs = {name: describe(tensor) for name, tensor in tensors.items() if name not in outputs and " " not in name}
     return OperationRequest("moe_gemm", inputs, outputs, words)
 
 
@@ -81,7 +102,7 @@ def rows_of(counts: Sequence[int], room: int, masked: bool) -> list[tuple[int, i
 
 def fault_of(product: Product, tensors: Tensors, counts: Sequence[int]) -> tuple[float, int]:
     """Relative error of experts' rows, and how many other rows were written."""
-    x, w, out = tensors["x"], tensors["w"], tensors["out"]
+    x, w, out = tensors.get("wide x", tensors["x"]), tensors.get("wide w", tensors["w"]), tensors["out"]
     masked = x.dim() == 3
     tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
     out.fill_(math.nan)
@@ -91,7 +112,8 @@ def fault_of(product: Product, tensors: Tensors, counts: Sequence[int]) -> tuple
     wrong, total, own = 0.0, 0.0, torch.zeros(out.shape[:-1], dtype=torch.bool, device="cuda")
     for expert, (first, rows) in enumerate(rows_of(counts, x.shape[-2], masked)):
         place: Any = (expert, slice(0, rows)) if masked else slice(first, first + rows)
-        want = tensors["scale_w"][expert].double() * (x[place].double() @ w[expert].double().T)
+        factor = 1.0 if "wide w" in tensors else tensors["scale_w"][expert].double()
+        want = factor * (x[place].double() @ w[expert].double().T)
         wrong += float((out[place].double() - want).square().sum())
         total += float(want.square().sum())
         own[place] = True
@@ -114,24 +136,46 @@ def correct(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             wanted = {*kinds, *moe_candidates(problem, cuda.info)}
             fitting = [config for config in wanted if not MOE.mismatches(problem, config, cuda.info)]
             runs = built(cuda, pool, request, tensors, sorted(fitting, key=lambda config: config.name))
-            limit = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 6e-4}[out]
-            bad = 0
-            for name, product in runs.items():
-                for counts in COUNTS:
-                    error, written = fault_of(product, tensors, counts)
-                    want = MOE.reference(problem, {"counts": counts, **_empty(problem)})["status"].tolist()
-                    status = tensors["status"].tolist()
-                    if not error < limit or written or status != want:
-                        bad += 1
-                        print(f"  WRONG {name} {counts}: error {error:.2e}, {written} rows, status {status} not {want}")
+            bad = wrong(runs, problem, tensors, LIMITS[out])
             print(f"{NAMES[dtype]} to {NAMES[out]}, x {shape}, n {n}: {len(runs)} kernels, {bad} wrong", flush=True)
+
+
+def wrong(runs: Mapping[str, Product], problem: Any, tensors: Tensors, limit: float) -> int:
+    """How many runs of all counts are wrong; tells which."""
+    bad = 0
+    for name, product in runs.items():
+        for counts in COUNTS:
+            error, written = fault_of(product, tensors, counts)
+            want = MOE.reference(problem, {"counts": counts, **_empty(problem)})["status"].tolist()
+            status = tensors["status"].tolist()
+            if not error < limit or written or status != want:
+                bad += 1
+                print(f"  WRONG {name} {counts}: error {error:.2e}, {written} rows, status {status} not {want}")
+    return bad
+
+
+def blocks(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Kernels with factors of blocks."""
+    default = KERNEL_SETS["default"].expand(cuda.info.arch, MOE.rules)
+    for (columns, word), (n, k) in zip(BLOCKS.items(), ((328, 272), (200, 1040)), strict=True):
+        for shape in ((700, k), (8, 320, k)):
+            tensors = with_blocks(tensors_of(torch.float8_e4m3fn, torch.bfloat16, shape, 8, n), columns)
+            request = request_of(tensors, scale_block=word)
+            problem = MOE.parse(request)
+            kinds = [item for item in default if (item.scale_a, item.scale_b) == problem.scales]
+            wanted = {*kinds, *moe_candidates(problem, cuda.info)}
+            fitting = [config for config in wanted if not MOE.mismatches(problem, config, cuda.info)]
+            runs = built(cuda, pool, request, tensors, sorted(fitting, key=lambda config: config.name))
+            bad = wrong(runs, problem, tensors, LIMITS[torch.bfloat16])
+            print(f"blocks {word}, x {shape}, n {n}: {len(runs)} kernels, {bad} wrong", flush=True)
 
 
 def _empty(problem: Any) -> dict[str, Any]:
     """Inputs of the reference where only its status is asked for."""
     import numpy as np
 
-    return {name: np.zeros(problem.desc(name).shape) for name in ("x", "w")}
+    names = ("x", "w", "scale_x", "scale_w") if problem.block_scaled else ("x", "w")
+    return {name: np.zeros(problem.desc(name).shape) for name in names}
 
 
 def graph(cuda: Cuda, pool: ThreadPoolExecutor) -> None:  # noqa: ARG001 (as the others)
@@ -166,14 +210,27 @@ def peers_of(tensors: Tensors, counts: Sequence[int]) -> Mapping[str, Callable[[
 
 
 def fast(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
-    rate = copy_rate(cuda)
-    print(f"a copy moves {rate / 1e9:.0f} GB/s")
+    """Layers in bf16, beside PyTorch's."""
+    layers(cuda, pool, torch.bfloat16)
+
+
+def fast8(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Layers in fp8 with factors of blocks of 1x128 and 128x128."""
+    layers(cuda, pool, torch.float8_e4m3fn)
+
+
+def layers(cuda: Cuda, pool: ThreadPoolExecutor, dtype: torch.dtype) -> None:
+    rate, scaled = copy_rate(cuda), dtype.itemsize == 1
+    print(f"{NAMES[dtype]}; a copy moves {rate / 1e9:.0f} GB/s")
     for n, k in ((2048, 7168), (7168, 2048)):
         for tokens in (64, 256, 1024, 4096):
             rows = 8 * tokens
-            tensors = tensors_of(torch.bfloat16, torch.bfloat16, (rows, k), 256, n)
+            tensors = tensors_of(dtype, torch.bfloat16, (rows, k), 256, n)
             del tensors["status"], tensors["scale_w"]
-            request = request_of(tensors)
+            if scaled:
+                tensors["scale_x"] = torch.rand(rows, -(-k // BLOCK), device="cuda") + 0.5
+                tensors["scale_w"] = torch.rand(256, -(-n // BLOCK), -(-k // BLOCK), device="cuda") + 0.5
+            request = request_of(tensors, **({"scale_block": BLOCKS[BLOCK]} if scaled else {}))
             counts = torch.bincount(torch.randint(0, 256, (rows,)), minlength=256).tolist()
             tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
             problem = MOE.parse(request)
@@ -182,23 +239,32 @@ def fast(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             portable = [config for config in moe_candidates(problem, cuda.info) if config.pipeline != "ws"]
             best = sorted(portable, key=lambda config: MOE.predict(problem, config, cuda.info).seconds)[:1]
             runs: dict[str, Any] = {**built(cuda, pool, request, tensors, [*found, *best])}
-            peers: dict[str, Any] = {}
-            for name, call in peers_of(tensors, counts).items():
-                try:
-                    call()
-                    peers[name] = call
-                except (RuntimeError, AttributeError) as error:  # noqa: PERF203
-                    print(f"  {name}: {str(error)[:120]}")
+            peers = {} if scaled else working_peers(tensors, counts)
             times = cuda.alternate({**runs, **peers}, 0.02)
             busy = sum(count > 0 for count in counts)
-            nbytes = 2 * (busy * n * k + rows * (n + k))
-            least = max(nbytes / rate, 2.0 * rows * n * k / DENSE_FLOPS)
+            nbytes = busy * n * k * dtype.itemsize + rows * (2 * n + k * dtype.itemsize)
+            nbytes += sum(4 * tensors[name].numel() for name in ("scale_x", "scale_w") if name in tensors)
+            least = max(nbytes / rate, 2.0 * rows * n * k / DENSE_FLOPS[dtype])
             print(f"{tokens} tokens, n {n}, k {k}: at least {least * 1e3:.3f} ms ({busy} experts have rows)")
-            for name, seconds in sorted(times.items(), key=lambda item: item[1]):
+            for name, seconds in sorted(times.items(), key=lambda item: item[1])[:6]:
                 mark = " (chosen)" if name == chosen.name else ""
-                print(f"  {seconds * 1e3:8.3f} ms  {seconds / least:5.2f} of the least  {name[:120]}{mark}", flush=True)
+                print(f"  {seconds * 1e3:8.3f} ms  {seconds / least:5.2f} of the least  {name[:160]}{mark}", flush=True)
+            if chosen.name in times:
+                print(f"  chosen: {times[chosen.name] / least:.2f} of the least", flush=True)
             del tensors, runs, peers
             torch.cuda.empty_cache()
+
+
+def working_peers(tensors: Tensors, counts: Sequence[int]) -> Mapping[str, Callable[[], object]]:
+    """PyTorch's products, as far as this PyTorch has them."""
+    found: dict[str, Callable[[], object]] = {}
+    for name, call in peers_of(tensors, counts).items():
+        try:
+            call()
+            found[name] = call
+        except (RuntimeError, AttributeError) as error:  # noqa: PERF203
+            print(f"  {name}: {str(error)[:120]}")
+    return found
 
 
 def copy_rate(cuda: Cuda) -> float:
@@ -209,9 +275,9 @@ def copy_rate(cuda: Cuda) -> float:
 
 
 def main() -> None:
-    parts = {"correct": correct, "graph": graph, "fast": fast}
+    parts = {"correct": correct, "blocks": blocks, "graph": graph, "fast": fast, "fast8": fast8}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="correct|graph|fast", help="what is done (all of it)")
+    parser.add_argument("parts", nargs="*", metavar="correct|blocks|graph|fast|fast8", help="what is done (all of it)")
     given = parser.parse_args()
     if unknown := set(given.parts) - set(parts):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")

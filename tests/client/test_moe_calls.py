@@ -77,6 +77,21 @@ def test_factors_and_types(client: tw.Client) -> None:
     close(y[0], 0.5 * truth(x.astype(np.float32), scaled, counts))
 
 
+def test_factors_of_blocks(client: tw.Client) -> None:
+    x, w = (random(*shape).astype(ml_dtypes.float8_e4m3fn) for shape in ((20, 200), (2, 16, 200)))
+    counts, of_x, of_w = [12, 8], np.abs(random(20, 2)) + 0.1, np.abs(random(2, 1, 2)) + 0.1
+    y = client.moe_gemm(
+        x, w, np.array(counts, np.int32), scale_x=of_x, scale_w=of_w, scale_block=((1, 128), (128, 128)),
+        out_dtype="fp32",
+    )  # fmt: skip
+    wide_x = x.astype(np.float32) * np.repeat(of_x, 128, -1)[:, :200]
+    wide_w = w.astype(np.float32) * np.repeat(of_w, 128, -1)[..., :200]
+    close(y, truth(wide_x, wide_w, counts))
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.moe_gemm(x, w, np.array(counts, np.int32), scale_x=of_x[:19], scale_w=of_w, scale_block="1x128_128x128")
+    assert (caught.value.field, caught.value.rule) == ("scale_x.shape", "block_scale_shape") and caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("counts", "rule"), [([5, -1], "count_range"), ([15, 6], "count_sum"), ([21, 0], "count_range")]
 )

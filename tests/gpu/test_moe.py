@@ -51,6 +51,25 @@ def test_every_count_is_right(torch: Any, client: tilewright.Client, shape: tupl
         check(torch, x, w, given, out)
 
 
+@pytest.mark.parametrize("columns", [1, 128])
+@pytest.mark.parametrize("shape", [(700, 272), (8, 700, 1040)], ids=str)
+def test_each_block_is_scaled_by_its_own_factor(
+    torch: Any, client: tilewright.Client, shape: tuple[int, ...], columns: int
+) -> None:
+    x, w, counts = operands(torch, torch.float8_e4m3fn, *shape)
+    k, blocks, lines = shape[-1], -(-shape[-1] // 128), -(-328 // columns)
+    scale_x = torch.exp2(4 * torch.randn(*shape[:-2], blocks, shape[-2], device="cuda")).mT  # by blocks of k first
+    scale_w = torch.exp2(4 * torch.randn(8, lines, blocks, device="cuda"))
+    wide_x = x.double() * scale_x.repeat_interleave(128, -1)[..., :k].double()
+    wide_w = w.double() * scale_w.repeat_interleave(columns, -2)[:, :328].repeat_interleave(128, -1)[..., :k].double()
+    words = {"scale_x": scale_x, "scale_w": scale_w, "scale_block": ((1, 128), (columns, 128))}
+    for given in COUNTS:
+        out = torch.full((*shape[:-1], 328), float("nan"), device="cuda", dtype=torch.bfloat16)
+        counts.copy_(torch.tensor(given, dtype=torch.int32))
+        client.moe_gemm(x, w, counts, out=out, **words)
+        check(torch, wide_x, wide_w, given, out)
+
+
 def test_wrong_counts_are_cut_and_told(torch: Any, client: tilewright.Client) -> None:
     x, w, counts = operands(torch, torch.bfloat16, 700, 512)
     for given, bits in WRONG:

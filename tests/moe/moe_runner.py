@@ -11,6 +11,7 @@ from cpu_kernels import CpuKernels, draw
 from gemm_runner import Array, Runner
 
 from tilewright_arch import ArchSpec
+from tilewright_gemm.fusion import ScaleBlock
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan
 from tilewright_kit.contract.problem import OperationRequest, Role
@@ -22,9 +23,10 @@ from tilewright_moe.config import MoeConfig
 from tilewright_moe.plugin import MoeGemm
 from tilewright_moe.problem import MoeProblem
 
-__all__ = ["MOE", "MoeRunner", "check", "problem_of"]
+__all__ = ["COLUMNS", "MOE", "SQUARES", "MoeRunner", "check", "problem_of"]
 
 MOE = MoeGemm()
+SQUARES, COLUMNS = ScaleBlock.ROWS_AND_SQUARES.value, ScaleBlock.ROWS_AND_COLUMNS.value
 of = TensorDesc.of
 
 
@@ -40,7 +42,9 @@ class MoeRunner(Runner):
 def problem_of(
     dtype: str, experts: int, rows: int, n: int, k: int, *, room: bool = False, gap: int = 0, **attributes: Any
 ) -> MoeProblem:
-    """A problem with factors of both operands, whose rows lie ``gap`` elements apart."""
+    """A problem with factors of both operands, whose rows lie ``gap`` elements apart. Factors of blocks (attribute
+    ``scale_block``) lie as awkwardly as they may: those of x by blocks of k first, those of w with gaps.
+    """
     x = (experts, rows, k) if room else (rows, k)
     out = (*x[:-1], n)
     apart = (rows * (k + gap), k + gap, 1)[-len(x) :]
@@ -53,6 +57,10 @@ def problem_of(
         "scale_x": of("fp32", ()),
         "scale_w": of("fp32", (experts,)),
     }
+    if block := attributes.get("scale_block"):
+        blocks, lines = -(-k // 128), n if block == COLUMNS else -(-n // 128)
+        inputs["scale_x"] = of("fp32", (*x[:-1], blocks), (blocks * rows, 1, rows)[-len(x) :])
+        inputs["scale_w"] = of("fp32", (experts, lines, blocks), (lines * (blocks + 2), blocks + 2, 1))
     return MOE.parse(
         OperationRequest("moe_gemm", inputs, {"out": of(wanted, out, out_apart)}, {"return_status": True, **attributes})
     )
@@ -72,6 +80,9 @@ def check(
     rng = np.random.default_rng(7)
     inputs = {item.name: draw(rng, item.desc) for item in problem.operands if item.role is Role.INPUT}
     inputs["counts"] = np.array(counts, np.int32)
+    if problem.block_scaled:  # of orders of magnitude, so that a factor of the wrong block shows
+        for name in ("scale_x", "scale_w"):
+            inputs[name] = np.exp2(rng.uniform(-6, 7, inputs[name].shape)).astype(np.float32)
     memory = run(plan, inputs)
     truth = MOE.reference(problem, inputs)
     desc = problem.desc("out")
@@ -81,6 +92,12 @@ def check(
     words = f"u{desc.dtype.bytes}"
     kept = np.ascontiguousarray(have).view(words)[~written] == np.ascontiguousarray(before).view(words)[~written]
     assert kept.all(), "rows of no expert were written"
+    if problem.block_scaled:
+        error = np.linalg.norm(have[written].astype(np.float64) - truth["out"][written])
+        bound = {DType.FP32: 1e-6, DType.FP16: 4e-4, DType.BF16: 3e-3}[desc.dtype]
+        assert error <= bound * np.linalg.norm(truth["out"][written]), (config.name, counts, error)
+        assert memory["status"].view.tolist() == truth["status"].tolist(), counts
+        return plan
     result = compare(have[written], truth["out"][written], desc.dtype, max(problem.k, 1), DType.FP32, before[written])
     assert result.passed, f"{config.name}, {counts}: {result}"
     assert memory["status"].view.tolist() == truth["status"].tolist(), counts

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 from kernel_structs import ProductArgs, declared_fields
-from moe_runner import MOE, MoeRunner, check, problem_of
+from moe_runner import COLUMNS, MOE, SQUARES, MoeRunner, check, problem_of
 
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import pack
@@ -40,6 +40,15 @@ def test_every_type_is_right(runner: MoeRunner, device: DeviceInfo, dtype: str, 
         problem = problem_of(dtype, 3, 70, 48, 64, room=room, alpha=0.5, **more)
         for config in configs(problem, device)[:2]:
             check(problem, config, device, (33, 0, 20), runner.run)
+
+
+@pytest.mark.parametrize("block", [SQUARES, COLUMNS])
+@pytest.mark.parametrize("room", [False, True], ids=["sorted", "room"])
+def test_each_block_is_scaled_by_its_own_factor(runner: MoeRunner, device: DeviceInfo, block: str, room: bool) -> None:
+    problem = problem_of("fp8", 3, 37, 141, 261, room=room, scale_block=block, out_dtype="fp32", alpha=0.5, gap=3)
+    config = MOE.candidates(problem, device)[0]
+    for counts in ((9, 0, 28), (37, 1, 9)):
+        check(problem, config, device, counts, runner.run)
 
 
 def test_nothing_along_k_gives_zeros(runner: MoeRunner, device: DeviceInfo) -> None:

@@ -13,7 +13,7 @@ from gemm_runner import INCLUDE, compiler
 from hip_runner import HipRunner
 from hip_units import HAVE_HIP, WITHOUT_HIP, toolchain
 from libraries import Libraries
-from moe_runner import check, problem_of
+from moe_runner import COLUMNS, SQUARES, check, problem_of
 from test_gpu_emulated import FLAGS, Emulated
 
 import tilewright_arch
@@ -76,6 +76,8 @@ def small(problem: MoeProblem, warp: tuple[int, int, int], **fields: Any) -> Moe
         warp_tile=warp,
         persistent=True,
         stages=3,
+        scale_a=product.scale_a,
+        scale_b=product.scale_b,
     )
     return made.replace(**fields)
 
@@ -96,6 +98,13 @@ def test_every_type_is_right_in_fibers(fibers: Fibers, dtype: str, warp: tuple[i
     check(problem, config, hopper(), COUNTS[0], lambda plan, inputs: fibers.run(plan, inputs, hopper()))
 
 
+@pytest.mark.parametrize(("block", "room"), [(SQUARES, True), (COLUMNS, False)])
+def test_each_block_is_scaled_by_its_own_factor_in_fibers(fibers: Fibers, block: str, room: bool) -> None:
+    problem = problem_of("fp8", 5, 64, 140, 260, room=room, scale_block=block, out_dtype="bf16")
+    config = small(problem, (16, 8, 32))
+    check(problem, config, hopper(), COUNTS[0], lambda plan, inputs: fibers.run(plan, inputs, hopper()))
+
+
 def test_more_experts_than_lanes(fibers: Fibers) -> None:
     problem = problem_of("bf16", 70, 100, 40, 32)
     counts = [0] * 30 + [3] * 20 + [0] * 19 + [40]
@@ -113,3 +122,11 @@ def test_amd_kernels_are_right_in_the_emulator(room: bool) -> None:
     config = small(problem, (32, 32, 8), pipeline="compv3", tile=(64, 64, 32), stages=0)
     for counts in (COUNTS[0], WRONG[0]):
         check(problem, config, device, counts, emulator.run)
+
+
+@pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+def test_amd_kernels_scale_each_block_by_its_own_factor_in_the_emulator() -> None:
+    device = dataclasses.replace(device_of(tilewright_arch.load("gfx942")), units=UNITS)
+    problem = problem_of("fp8", 3, 40, 140, 260, scale_block=SQUARES, out_dtype="bf16")
+    config = small(problem, (16, 16, 32), pipeline="compv3", tile=(32, 64, 64), wave=(1, 2, 1), stages=0)
+    check(problem, config, device, (9, 0, 31), Emulator(device.arch).run)

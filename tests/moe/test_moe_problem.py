@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from moe_runner import SQUARES
 
 import tilewright_arch
 from tilewright_kit.conformance.check_plugin import check_plugin, device_of, plan_findings
@@ -17,9 +18,10 @@ from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_moe.config import MoeConfig
+from tilewright_moe.counts import check_values
 from tilewright_moe.plan import plan_moe
 from tilewright_moe.plugin import MoeGemm
-from tilewright_moe.problem import MoeProblem, check_values
+from tilewright_moe.problem import MoeProblem
 
 MOE = MoeGemm()
 of = TensorDesc.of
@@ -68,6 +70,33 @@ def test_what_is_left_out_is_inferred() -> None:
 def test_what_does_not_fit_is_rejected_by_name(change: dict[str, Any], field: str, rule: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         MOE.parse(request(change))
+    assert (caught.value.field, caught.value.rule) == (field, rule) and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "rule"),
+    [
+        ({"scale_x": of("fp32", (20, 3))}, "scale_x.shape", "block_scale_shape"),
+        ({"scale_x": of("fp32", (4, 20, 2))}, "scale_x.shape", "block_scale_shape"),
+        ({"scale_x": of("bf16", (20, 2))}, "scale_x.dtype", "block_scale_dtype"),
+        ({"scale_w": of("fp32", (4, 2, 2))}, "scale_w.shape", "block_scale_shape"),
+        ({"scale_w": of("fp32", (3, 1, 2))}, "scale_w.shape", "block_scale_shape"),
+        ({"scale_w": of("fp32", ())}, "scale_w.shape", "block_scale_shape"),
+        ({"x": of("bf16", (20, 192)), "w": of("bf16", (4, 48, 192))}, "x.dtype", "block_scale_operands"),
+        ({"scale_w": None}, "scale_w", "block_scale_operands"),
+    ],
+    ids=str,
+)
+def test_factors_that_do_not_fit_their_blocks_are_rejected(change: dict[str, Any], field: str, rule: str) -> None:
+    given = {
+        "x": of("fp8", (20, 192)), "w": of("fp8", (4, 48, 192)), "scale_x": of("fp32", (20, 2)),
+        "scale_w": of("fp32", (4, 1, 2)),
+    }  # fmt: skip
+    MOE.parse(request(given, scale_block=SQUARES))
+    asked = request(given | change, scale_block=SQUARES)
+    inputs = {name: item for name, item in asked.inputs.items() if item is not None}
+    with pytest.raises(InvalidArgumentError) as caught:
+        MOE.parse(replace(asked, inputs=inputs))
     assert (caught.value.field, caught.value.rule) == (field, rule) and caught.value.fix
 
 

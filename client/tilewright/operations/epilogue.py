@@ -11,7 +11,7 @@ from tilewright.errors import InvalidArgumentError
 from tilewright.types.arguments import number
 from tilewright.types.dtypes import DTypeLike, dtype_name
 
-__all__ = ["ACTIVATIONS", "addends", "elementwise", "scale_operand"]
+__all__ = ["ACTIVATIONS", "Blocks", "addends", "block_words", "elementwise", "scale_operand"]
 
 ACTIVATIONS = {
     "relu": "Relu",
@@ -34,6 +34,9 @@ ACTIVATIONS = {
 approximation; ``relu6`` clamps to 0 and 6. ``leaky_relu`` and ``elu`` have a factor below zero, ``slope``: 0.01 and 1
 if it is not given. As ONNX and PyTorch's modules spell them (``LeakyRelu``), they are taken, too.
 """
+
+Blocks = Any
+"""A name, or a pair of (rows, k) of A and (columns, k) of B: ``((1, 128), (128, 128))``."""
 
 _CAPITALS = {word.title().replace("_", ""): word for word in ACTIVATIONS}
 
@@ -146,3 +149,20 @@ def _word(field: str, value: object, known: Mapping[str, object]) -> InvalidArgu
         rule="attribute_choice",
         fix=f"use one of {', '.join(known)}",
     )
+
+
+def block_words(given: Blocks) -> str:
+    """The attribute's name of a pair of blocks. Which pairs there are is the server's business."""
+    if isinstance(given, str):
+        return given
+    try:
+        (rows, k), (columns, along) = given
+        return f"{int(rows)}x{int(k)}_{int(columns)}x{int(along)}"
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            "scale_block is no pair of blocks",
+            field="scale_block",
+            value=given,
+            rule="attribute_type",
+            fix="give (rows, k) of a and (columns, k) of b, as ((1, 128), (128, 128)) or ((1, 32), (1, 32))",
+        ) from None

@@ -14,7 +14,7 @@ from tilewright.dispatch.operands.request import BuildPolicy
 from tilewright.dispatch.run import run
 from tilewright.errors import InvalidArgumentError, UnsupportedError
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
-from tilewright.operations.epilogue import addends, elementwise, scale_operand
+from tilewright.operations.epilogue import Blocks, addends, block_words, elementwise, scale_operand
 from tilewright.operations.int4 import FORMAT, Int4Weights
 from tilewright.operations.matrices import fold_scales, readable, writable
 from tilewright.session.state import Core
@@ -33,10 +33,6 @@ __all__ = ["gemm", "grouped_gemm", "pack_b", "plan_gemm"]
 
 Operand = Any
 """An array, a nested list of numbers that NumPy reads, or a tensor that the server keeps."""
-
-
-Blocks = Any
-"""A name, or a pair of (rows, k) of A and (columns, k) of B: ``((1, 128), (128, 128))``."""
 
 
 def _int4(b: Any, b_format: str | None, scale_b: Any, zero_b: Any) -> tuple[Any, str | None, Any, Any]:
@@ -101,30 +97,13 @@ def attributes(
     """
     found = elementwise(**words)
     if scale_block is not None:
-        found["scale_block"] = _blocks(scale_block)
+        found["scale_block"] = block_words(scale_block)
     found |= {name: form for name, form in (("a_format", a_format), ("b_format", b_format)) if form is not None}
     if (least := alignment(tensors)) is not None:
         found["alignment"] = least
     if split_k is not None:
         found["split_k"] = split_k
     return found
-
-
-def _blocks(given: Blocks) -> str:
-    """The attribute's name of a pair of blocks. Which pairs there are is the server's business."""
-    if isinstance(given, str):
-        return given
-    try:
-        (rows, k), (columns, along) = given
-        return f"{int(rows)}x{int(k)}_{int(columns)}x{int(along)}"
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(
-            "scale_block is no pair of blocks",
-            field="scale_block",
-            value=given,
-            rule="attribute_type",
-            fix="give (rows, k) of a and (columns, k) of b, as ((1, 128), (128, 128)) or ((1, 32), (1, 32))",
-        ) from None
 
 
 _EXPONENTS = "float8_e8m0fnu"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidArgumentError
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
-from tilewright.operations.epilogue import scale_operand
+from tilewright.operations.epilogue import Blocks, block_words, scale_operand
 from tilewright.operations.matrices import fold_scales, readable, writable
 from tilewright.session.state import Core
 from tilewright.tensor.interop import alignment, all_recognised
@@ -29,6 +29,7 @@ def _moe_gemm(
     *,
     scale_x: Any = None,
     scale_w: Any = None,
+    scale_block: Blocks | None = None,
     alpha: float = 1.0,
     expected_rows: int | None = None,
     out_dtype: DTypeLike | None = None,
@@ -44,15 +45,19 @@ def _moe_gemm(
     ``[T, N]`` or ``[experts, R, N]``. Rows that belong to no expert mean nothing; those of an ``out`` that is written
     in place (in shared memory, on a GPU) stay as they were.
 
-    ``scale_x`` is a number, ``scale_w`` one or one for each expert. ``expected_rows`` are the rows that an expert
-    usually has, for the choice of a kernel. With ``return_status`` there is a second result, int32 ``[4]``: what
+    ``scale_x`` is a number, ``scale_w`` one or one for each expert. With ``scale_block=((1, 128), (128, 128))`` or
+    ``((1, 128), (1, 128))`` blocks of 8-bit floats have factors: ``scale_x`` is ``[T, ceil(K/128)]`` or ``[experts, R,
+    ceil(K/128)]``, ``scale_w`` ``[experts, ceil(N/128) or N, ceil(K/128)]``, fp32.
+
+    ``expected_rows`` are the rows that an expert usually has, for the choice of a kernel. With ``return_status`` there is a second result, int32 ``[4]``: what
     kernels found wrong with ``counts`` (bits: 1 negative, 2 more than R, 4 more than T together), the first expert
     concerned, its count, 0. In the host's memory wrong counts are an error before the launch. The other arguments,
     and the errors, are those of ``run``.
 
         >>> y = client.moe_gemm(x, w, counts)  # doctest: +SKIP
     """
-    alpha, scale_x, scale_w = fold_scales(x, alpha, scale_x, scale_w)
+    if scale_block is None:
+        alpha, scale_x, scale_w = fold_scales(x, alpha, scale_x, scale_w)
     inputs = {"x": readable(x, "x"), "w": readable(w, "w"), "counts": counts}
     for name, scale in (("scale_x", scale_x), ("scale_w", scale_w)):
         if scale is not None:
@@ -67,6 +72,8 @@ def _moe_gemm(
         words["alignment"] = least
     if (factor := number("alpha", alpha)) != 1.0:
         words["alpha"] = factor
+    if scale_block is not None:
+        words["scale_block"] = block_words(scale_block)
     if expected_rows is not None:
         words["expected_rows"] = expected_rows
     if out_dtype is not None:

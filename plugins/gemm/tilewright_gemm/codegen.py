@@ -19,7 +19,17 @@ from tilewright_kit.contract.templates import symbol_of, template, texts
 from tilewright_kit.tiles.footprint.workgroup import stages_of
 from tilewright_kit.types.errors import UnsupportedError
 
-__all__ = ["EXPORTS", "config_struct", "exports_of", "generate", "render", "render_gpu", "symbol_of"]
+__all__ = [
+    "EXPORTS",
+    "config_struct",
+    "exports_of",
+    "generate",
+    "kernel_header",
+    "kernel_type",
+    "render",
+    "render_gpu",
+    "symbol_of",
+]
 
 EXPORTS: dict[str, tuple[str, ...]] = {
     "TW_GEMM_MAIN": ("main",),
@@ -66,7 +76,7 @@ def _no_template(config: GemmConfig, arch: ArchSpec) -> UnsupportedError:
 def render(config: GemmConfig) -> SourceUnit:
     """The unit of any configuration for CPUs, valid or not. ``generate`` checks first."""
     symbol, macros = symbol_of(config), exports_of(config)
-    exports = "\n".join(f"{name}({symbol}, {_kernel(config)})" for name in macros)
+    exports = "\n".join(f"{name}({symbol}, {kernel_type(config)})" for name in macros)
     entries = {role: symbol if role == "main" else f"{symbol}_{role}" for name in macros for role in EXPORTS[name]}
     text = _template(_CPU).substitute(_constants(config), exports=exports)
     return SourceUnit(config.name, "c++", text, entries, plugin_version=__version__)
@@ -81,7 +91,7 @@ def render_gpu(config: GemmConfig, arch: ArchSpec) -> SourceUnit:
     file = _PACKING if packs else record.template
     fields = {name: constants[name] for name in ("name", "record", "header")}
     struct = config_struct(config, arch)
-    text = _template(file).substitute(fields, config=struct, symbol=symbol, kernel=_kernel(config))
+    text = _template(file).substitute(fields, config=struct, symbol=symbol, kernel=kernel_type(config))
     return SourceUnit(config.name, arch.kind, text, {"pack_b" if packs else "main": symbol}, plugin_version=__version__)
 
 
@@ -90,7 +100,8 @@ def config_struct(config: GemmConfig, arch: ArchSpec) -> str:
     return _template(_GPU_CONFIG).substitute(_gpu_constants(config, arch)).rstrip("\n")
 
 
-def _header(config: GemmConfig) -> str:
+def kernel_header(config: GemmConfig) -> str:
+    """The header that has a kernel's main loop, in the folder ``gemm`` of its kind of device."""
     if config.int4:
         return "int4_ring" if config.pipeline == INT4_RING else "int4"
     if config.narrow:
@@ -98,7 +109,7 @@ def _header(config: GemmConfig) -> str:
     return "scaled" if config.block_scaled else "gemm"
 
 
-def _kernel(config: GemmConfig) -> str:
+def kernel_type(config: GemmConfig) -> str:
     """The configuration that a kernel is made of, of the struct ``Config`` of its unit."""
     if config.int4:
         return scale_struct(config.scale_b, "Config")
@@ -128,7 +139,7 @@ def _constants(config: GemmConfig) -> dict[str, str]:
         "d": ", ".join(f"tw::{item}" for item in config.d),
         "a_col": config.layout[0] == "c",
         "b_col": config.layout[1] == "c",
-        "header": _header(config),
+        "header": kernel_header(config),
     }
     for letter, size, wave, warp in zip("mnk", config.tile, config.wave, config.warp_tile, strict=True):
         values |= {f"tile_{letter}": size, f"wave_{letter}": wave, f"warp_tile_{letter}": warp}

@@ -4,8 +4,10 @@ A product is asked for by a request (``parse_gemm``), a kernel for it is chosen 
 ``predict_gemm``), and its plan (``plan_gemm``) becomes a part of a larger one by ``Composition`` of the kit. A plugin
 may derive its configuration from ``GemmConfig``: ``RULES`` and ``generate`` take it, ``kernel_for`` gives its algorithm
 to another product. A plugin with kernels of its own over GEMM's blocks states a configuration to them with
-``config_struct`` and a product with ``problem_row``; ``workspace_bytes`` is what such a kernel needs on a CPU, and
-``Shape`` a cut of the warp-specialised ``PIPELINE``.
+``config_struct``, ``kernel_type`` and ``kernel_header``, and a product with ``problem_row``; ``workspace_bytes`` is
+what such a kernel needs on a CPU, and ``Shape`` a cut of the warp-specialised ``PIPELINE``. ``SCALES`` are the blocks
+that have factors, which ``check_block_scales`` and ``scale_shapes`` judge by; ``spread_factors`` gives each element
+its own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from tilewright_gemm.candidates.warp_specialised import PIPELINE, Shape
-from tilewright_gemm.codegen import config_struct, generate
+from tilewright_gemm.codegen import config_struct, generate, kernel_header, kernel_type
+from tilewright_gemm.config.block_scales import SCALES, scale_shapes, spread_factors
 from tilewright_gemm.config.choices import offered
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.footprint.cpu import workspace_bytes
@@ -21,10 +24,11 @@ from tilewright_gemm.launch.kernel_args import problem_row
 from tilewright_gemm.pipelines.candidates import gemm_candidates, gemm_mismatches, predict_gemm, with_signature
 from tilewright_gemm.pipelines.rulebook import RULES
 from tilewright_gemm.plan.plan import plan_gemm
+from tilewright_gemm.problem.block_scales import check_block_scales
 from tilewright_gemm.problem.parse import parse_gemm
 from tilewright_gemm.problem.problem import GemmProblem, Product, View
 from tilewright_gemm.references.reference import reference_gemm
-from tilewright_gemm.vocabulary import ScaleA, ScaleB, default_output, output_dtypes
+from tilewright_gemm.vocabulary import ScaleA, ScaleB, ScaleBlock, default_output, output_dtypes
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.selection.candidates import fastest
 from tilewright_kit.types.errors import UnsupportedError
@@ -32,20 +36,25 @@ from tilewright_kit.types.errors import UnsupportedError
 __all__ = [
     "PIPELINE",
     "RULES",
+    "SCALES",
     "GemmConfig",
     "GemmProblem",
     "Product",
     "ScaleA",
     "ScaleB",
+    "ScaleBlock",
     "Shape",
     "View",
     "best_kernel",
+    "check_block_scales",
     "config_struct",
     "default_output",
     "gemm_candidates",
     "gemm_mismatches",
     "generate",
     "kernel_for",
+    "kernel_header",
+    "kernel_type",
     "offered",
     "output_dtypes",
     "parse_gemm",
@@ -53,6 +62,8 @@ __all__ = [
     "predict_gemm",
     "problem_row",
     "reference_gemm",
+    "scale_shapes",
+    "spread_factors",
     "workspace_bytes",
 ]
 

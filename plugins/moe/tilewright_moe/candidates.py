@@ -98,12 +98,15 @@ def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]
         for columns in (128, 256) if height <= _DEEP else (128,):
             shape = Shape((height, columns), (1, 2), swapped=True).fields(kind.dtype_a)
             promote = shape["tile"][2] // shape["warp_tile"][2] if kind.dtype_a.bytes == 1 else 0
+            plain = kind.fast_accumulation or kind.block_scaled
             yield MoeConfig(
                 dtype_a=kind.dtype_a,
                 dtype_b=kind.dtype_b.value,
                 dtype_c=kind.dtype_c.value,
                 layout=kind.layout,
-                promote=0 if kind.fast_accumulation else promote,
+                scale_a=kind.scale_a,
+                scale_b=kind.scale_b,
+                promote=0 if plain else promote,
                 **shape,
             )
 

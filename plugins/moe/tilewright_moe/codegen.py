@@ -6,7 +6,7 @@ import json
 from functools import partial
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.fusion import config_struct
+from tilewright_gemm.fusion import config_struct, kernel_header, kernel_type
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.contract.templates import symbol_of, template
 from tilewright_kit.tiles.footprint.workgroup import is_specialised
@@ -28,7 +28,9 @@ def generate(config: MoeConfig, arch: ArchSpec) -> SourceUnit:
     text = _template(file).substitute(
         name=config.name,
         record=json.dumps(config.to_dict(), sort_keys=True),
+        header=kernel_header(config),
         config=config_struct(config, arch),
+        kernel=kernel_type(config),
         symbol=symbol,
     )
     language = "c++" if arch.kind == "cpu" else arch.kind

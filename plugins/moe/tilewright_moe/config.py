@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.fusion import RULES as GEMM_RULES
-from tilewright_gemm.fusion import GemmConfig, ScaleA, ScaleB
+from tilewright_gemm.fusion import SCALES, GemmConfig, ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.config.rules import RuleBook, Violation, rule_of
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Binary, Epilogue, Reduction, Unary
@@ -16,10 +16,11 @@ from tilewright_kit.types.vocabulary import Binary, Epilogue, Reduction, Unary
 __all__ = ["RULES", "MoeConfig", "algorithm"]
 
 _PLAIN: dict[str, Any] = {
-    "binary": Binary.NONE, "num_d_tensors": 0, "dtype_d": (), "unary": Unary.NONE, "bias": "", "scale_a": ScaleA.NONE,
-    "scale_b": ScaleB.NONE, "grouped": False, "batched": False, "preshuffle": False, "split_k": 1,
-    "reduction": Reduction.NONE, "cluster": (1, 1, 1),
+    "binary": Binary.NONE, "num_d_tensors": 0, "dtype_d": (), "unary": Unary.NONE, "bias": "", "grouped": False,
+    "batched": False, "preshuffle": False, "split_k": 1, "reduction": Reduction.NONE, "cluster": (1, 1, 1),
 }  # fmt: skip
+_UNSCALED: dict[str, Any] = {"scale_a": ScaleA.NONE, "scale_b": ScaleB.NONE}
+_BLOCKS = tuple(pair for block, pair in SCALES.items() if block is not ScaleBlock.EXPONENTS)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ def plain_products(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:  #
             reason = "products of experts are whole, and nothing is fused with them"
             yield Violation("plain_products", name, str(shown), reason, {name: value})
             return
+    scales = (config.scale_a, config.scale_b)
+    if scales not in (tuple(_UNSCALED.values()), *_BLOCKS):
+        reason = "factors of tensors and experts are operands of every kernel; those of blocks are 1x128 and 128x128"
+        yield Violation("plain_products", "scale_b", config.scale_b.value, reason, _UNSCALED)
 
 
 def float_types(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:  # noqa: ARG001

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tilewright_gemm.fusion import output_dtypes
+from tilewright_gemm.fusion import SCALES, ScaleBlock, output_dtypes
 from tilewright_kit.contract.declaration import Declaration, Example, OperandSpec
 from tilewright_kit.contract.problem import OperationRequest, Role
-from tilewright_kit.requests.attributes import ALIGNMENT, flag, integer
+from tilewright_kit.requests.attributes import ALIGNMENT, flag, integer, word
 from tilewright_kit.requests.products import ALPHA, FAST_ACCUMULATION, OUT_DTYPE
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["ATTRIBUTES", "DTYPES", "EXPECTED_ROWS", "INPUTS", "MOE_GEMM", "OUTPUTS", "RETURN_STATUS"]
+__all__ = ["ATTRIBUTES", "DTYPES", "EXPECTED_ROWS", "INPUTS", "MOE_GEMM", "OUTPUTS", "RETURN_STATUS", "SCALE_BLOCK"]
 
 DTYPES = (DType.FP32, DType.FP16, DType.BF16, DType.FP8, DType.BF8)
 
@@ -22,7 +22,14 @@ EXPECTED_ROWS = integer(
     constraint="0: the rows of `x` shared out evenly; with three dimensions of `x`, all that an expert has room for.",
 )
 RETURN_STATUS = flag("return_status", "Return what kernels found wrong with `counts` as the output `status`.")
-ATTRIBUTES = (ALPHA, OUT_DTYPE, EXPECTED_ROWS, RETURN_STATUS, ALIGNMENT, FAST_ACCUMULATION)
+SCALE_BLOCK = word(
+    "scale_block",
+    "Blocks of `x` (rows x k) and of `w` (columns x k) that `scale_x` and `scale_w` have a factor for each.",
+    [ScaleBlock.NONE.value, *(item.value for item in SCALES if item is not ScaleBlock.EXPONENTS)],
+    ScaleBlock.NONE.value,
+    constraint="`none`: factors of tensors and of experts. Blocks are for fp8 and bf8, and both scales are given.",
+)
+ATTRIBUTES = (ALPHA, OUT_DTYPE, EXPECTED_ROWS, RETURN_STATUS, SCALE_BLOCK, ALIGNMENT, FAST_ACCUMULATION)
 
 _ROWS, _ROOM = "[T, K]", "[E, R, K]"
 OPERANDS = (
@@ -39,11 +46,14 @@ OPERANDS = (
         constraint="From 0 to R; without R their sum is at most T. What is wrong is cut to what there is.",
     ),
     OperandSpec(
-        "scale_x", Role.INPUT, "Factor of `x`.", ("[]", "[1]"), (0, 1), (DType.FP32,), optional=True,
+        "scale_x", Role.INPUT, "Factor of `x`: one number, or one for each block.",
+        ("[]", "[1]", "[T, ceil(K/128)]", "[E, R, ceil(K/128)]"), (0, 3), (DType.FP32,), optional=True,
+        constraint="Blocks only with the attribute `scale_block`; any strides.",
     ),
     OperandSpec(
-        "scale_w", Role.INPUT, "Factor of `w`: one number, or one for each expert.", ("[]", "[1]", "[E]"), (0, 1),
-        (DType.FP32,), optional=True,
+        "scale_w", Role.INPUT, "Factor of `w`: one number, one for each expert, or one for each block.",
+        ("[]", "[1]", "[E]", "[E, N, ceil(K/128)]", "[E, ceil(N/128), ceil(K/128)]"), (0, 3), (DType.FP32,),
+        optional=True, constraint="Blocks only with the attribute `scale_block`; any strides.",
     ),
     OperandSpec(
         "out", Role.OUTPUT, "Results; rows of no expert stay as they were.", ("[T, N]", "[E, R, N]"), (2, 3),
@@ -74,6 +84,12 @@ MOE_GEMM = Declaration(
             {"x": TensorDesc.of("fp8", (8, 16, 64)), "w": TensorDesc.of("fp8", (8, 48, 64)), "counts": _COUNTS,
              "scale_w": TensorDesc.of("fp32", (8,))},
             {}, {"out_dtype": "bf16", "expected_rows": 4},
+        )),
+        Example("8-bit floats with a factor for each block", OperationRequest(
+            "moe_gemm",
+            {"x": TensorDesc.of("fp8", (40, 256)), "w": TensorDesc.of("fp8", (8, 384, 256)), "counts": _COUNTS,
+             "scale_x": TensorDesc.of("fp32", (40, 2)), "scale_w": TensorDesc.of("fp32", (8, 3, 2))},
+            {}, {"out_dtype": "bf16", "scale_block": ScaleBlock.ROWS_AND_SQUARES.value},
         )),
     ),
     (

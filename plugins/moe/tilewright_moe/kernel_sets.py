@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewright_arch import ArchSpec
-from tilewright_gemm.fusion import PIPELINE, Shape, offered
+from tilewright_gemm.fusion import PIPELINE, SCALES, ScaleBlock, Shape, offered
 from tilewright_kit.kernel_sets.declare import ANY, Declaration, DeferredDeclarations, KernelSet, declare
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.vocabulary import Epilogue
@@ -46,6 +46,22 @@ def _portable(arch: ArchSpec) -> bool:
     return "compv4" in arch.pipelines and arch.kind == "cuda"
 
 
+def _block_scaled() -> Iterator[Declaration[MoeConfig]]:
+    """Products of fp8 with a factor for each block of rows and of weights."""
+    for block in (ScaleBlock.ROWS_AND_SQUARES, ScaleBlock.ROWS_AND_COLUMNS):
+        scale_a, scale_b = SCALES[block]
+        scales: dict[str, Any] = {"dtype_a": DType.FP8, "dtype_c": "bf16", "scale_a": scale_a, "scale_b": scale_b}
+        yield declare(
+            MoeConfig, **scales, pipeline="compv3", epilogue=Epilogue.DEFAULT, tile=ANY, wave=(1, 1, 1), warp_tile=ANY
+        ).for_kinds("cpu")
+        small = {"tile": (64, 64, 128), "wave": (2, 2, 1), "persistent": True}
+        yield declare(MoeConfig, **scales, **small, warp_tile=(16, 8, 32), stages=4).where(_portable)
+        yield declare(MoeConfig, **scales, **small, warp_tile=ANY, pipeline="compv3").for_kinds("hip")
+        for shape in _SHAPES:
+            if shape.swapped and shape.k_rows == 1 and shape.tile[0] <= 128:
+                yield declare(MoeConfig, **(scales | shape.fields(DType.FP8))).where(_specialised)
+
+
 def _declarations() -> Iterator[Declaration[MoeConfig]]:
     base: dict[str, Any] = {"layout": _LAYOUTS, "epilogue": Epilogue.DEFAULT, "tile": ANY, "warp_tile": ANY}
     types = [DType.FP32, *_HALVES, DType.FP8]
@@ -64,6 +80,7 @@ def _declarations() -> Iterator[Declaration[MoeConfig]]:
                 persistent=True,
                 stages=4,
             ).where(_portable)
+    yield from _block_scaled()
     for shape in _SHAPES:
         yield declare(MoeConfig, dtype_a=_HALVES, layout=_LAYOUTS, **shape.fields(DType.FP16)).where(_specialised)
         if shape.tile[0] <= 128 and shape.swapped:

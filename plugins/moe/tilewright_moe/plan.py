@@ -57,12 +57,17 @@ def plan_moe(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Exec
 def _arguments(problem: MoeProblem, nbytes: int = 0) -> tuple[Arg, ...]:
     """``tw_moe_args``."""
     gemm = problem.product(problem.rows, problem.experts)
-    scale_w = problem.desc("scale_w")
+    # Those of blocks are the product's own.
+    scales = () if problem.block_scaled else ("scale_x", "scale_w")
+    scale_w = None if problem.block_scaled else problem.desc("scale_w")
     each = scale_w is not None and scale_w.size > 1
     return (
         problem_row(gemm, gemm.products[0], Pointer()),
         Pointer("counts"),
-        *(Pointer(name if problem.desc(name) is not None else "") for name in ("scale_x", "scale_w")),
+        *(
+            Pointer(name if name in scales and problem.desc(name) is not None else "")
+            for name in ("scale_x", "scale_w")
+        ),
         I64(scale_w.strides[0] if scale_w is not None and each else 0),
         Pointer("status" if problem.desc("status") is not None else ""),
         I64(int(problem.masked)),

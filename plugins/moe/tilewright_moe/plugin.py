@@ -10,10 +10,11 @@ from tilewright_moe import __version__
 from tilewright_moe.candidates import moe_candidates, moe_mismatches, predict_moe
 from tilewright_moe.codegen import generate
 from tilewright_moe.config import RULES, MoeConfig
+from tilewright_moe.counts import check_values, value_operands
 from tilewright_moe.declaration import MOE_GEMM
 from tilewright_moe.kernel_sets import KERNEL_SETS
+from tilewright_moe.parse import parse_moe
 from tilewright_moe.plan import plan_moe
-from tilewright_moe.problem import check_values, parse_moe, value_operands
 from tilewright_moe.reference import moe_samples, reference_moe, sample_inputs
 
 __all__ = ["MoeGemm", "tilewright_operations"]

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
-from tilewright_gemm.fusion import GemmProblem, Product, View, default_output, output_dtypes
-from tilewright_kit.contract.problem import Operand, OperationRequest, Problem, Role
-from tilewright_kit.requests.attributes import (
-    DEFAULT_ALIGNMENT,
-    check_tensor,
-    known_names,
-    refuse,
-    suggest,
-    take_alignment,
-    take_dtype,
-    take_finite,
-    take_flag,
-    take_int,
-)
-from tilewright_kit.requests.operands import check_dtype_agrees, check_output, check_pair
-from tilewright_kit.requests.products import ALPHA, FAST_ACCUMULATION, OUT_DTYPE
-from tilewright_kit.types.dtypes import DType
+from tilewright_gemm.fusion import SCALES, GemmProblem, Product, ScaleA, ScaleB, ScaleBlock, View
+from tilewright_kit.contract.problem import Operand, Problem
+from tilewright_kit.requests.attributes import DEFAULT_ALIGNMENT
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_moe.declaration import ATTRIBUTES, DTYPES, EXPECTED_ROWS, INPUTS, OUTPUTS, RETURN_STATUS
 
-__all__ = ["MoeProblem", "check_values", "parse_moe", "value_operands"]
+__all__ = ["MoeProblem"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +31,8 @@ class MoeProblem(Problem):
     alpha: float = 1.0
     alignment: int = DEFAULT_ALIGNMENT
     fast_accumulation: bool = False
+    scale_block: ScaleBlock = ScaleBlock.NONE
+    """Blocks of x and of weights that have a factor each, which the main loop multiplies sums with."""
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -86,7 +69,20 @@ class MoeProblem(Problem):
         x, w, out = (self._known(name) for name in ("x", "w", "out"))
         rows = self.typical_rows * self.busy_experts if self.masked else self.rows
         read = rows * self.k * x.dtype.bytes + self.busy_experts * self.n * self.k * w.dtype.bytes
+        if self.block_scaled:
+            scale_x, scale_w = (self._known(name) for name in ("scale_x", "scale_w"))
+            lines = self.busy_experts * scale_w.shape[1]
+            read += (rows + lines) * scale_x.shape[-1] * scale_x.dtype.bytes
         return read + rows * self.n * out.dtype.bytes
+
+    @property
+    def block_scaled(self) -> bool:
+        return self.scale_block is not ScaleBlock.NONE
+
+    @property
+    def scales(self) -> tuple[ScaleA, ScaleB]:
+        """Kinds of scales of blocks, as GEMM's kernels name them."""
+        return SCALES.get(self.scale_block, (ScaleA.NONE, ScaleB.NONE))
 
     @property
     def is_empty(self) -> bool:
@@ -109,6 +105,9 @@ class MoeProblem(Problem):
             View("w", w.strides[2], w.strides[1], w.strides[0]),
             View("out", out.strides[-2], 1, out.strides[0] if self.masked else 0),
         )
+        if self.block_scaled:
+            scale_a, scale_b = self._scale_views()
+            part = replace(part, scale_a=scale_a, scale_b=scale_b)
         return GemmProblem(
             dtype_a=x.dtype,
             dtype_b=w.dtype,
@@ -117,9 +116,16 @@ class MoeProblem(Problem):
             products=(part,),
             tensors=tuple(item for item in self.tensors if item.name in ("x", "w", "out")),
             alpha=self.alpha,
+            scale_a=self.scales[0],
+            scale_b=self.scales[1],
             alignment=self.alignment,
             fast_accumulation=self.fast_accumulation,
         )
+
+    def _scale_views(self) -> tuple[View, View]:
+        """Where factors of blocks lie: of rows of x and blocks of k, and of columns, or blocks of them, and of k."""
+        x, w = (self._known(name).strides for name in ("scale_x", "scale_w"))
+        return View("scale_x", x[-2], x[-1], x[0] if self.masked else 0), View("scale_w", w[1], w[2], w[0])
 
     @property
     def typical(self) -> GemmProblem:
@@ -143,158 +149,6 @@ class MoeProblem(Problem):
             "expected_rows": self.typical_rows,
             "n": self.n,
             "k": self.k,
+            **({"scale_block": self.scale_block.value} if self.block_scaled else {}),
             "flops": self.flops,
         }
-
-
-def parse_moe(request: OperationRequest) -> MoeProblem:
-    """A checked problem. Raises ``InvalidArgumentError`` with field, value, rule and fix."""
-    given, described = request.inputs, request.outputs
-    for name, desc in (*given.items(), *described.items()):
-        check_tensor(name, desc)
-    for names, known in ((given, INPUTS), (described, OUTPUTS)):
-        for name in names:
-            if name not in known:
-                raise refuse(f"there is no tensor {name!r}", name, name, "operand_known", suggest(name, known))
-    for name in ("x", "w", "counts"):
-        if name not in given:
-            raise refuse(f"the input {name} is missing", name, "", "operand_missing", f"give the tensor {name}")
-    for name, desc in (*given.items(), *described.items()):
-        if desc.packing:
-            raise refuse(f"{name} cannot be packed", f"{name}.packing", desc.packing, "packed_operand", "unpack it")
-    known_names(request.attributes, ATTRIBUTES)
-    x, w = given["x"], given["w"]
-    _rank("x", x, (2, 3), "[rows, K], or [experts, rows, K]")
-    _rank("w", w, (3,), "[experts, N, K]")
-    for name, desc in (("x", x), ("w", w)):
-        _dtype(name, desc, DTYPES)
-    check_pair("product", x.dtype, "w", w.dtype, "w")
-    experts, n, k = w.shape
-    if experts == 0:
-        raise refuse("there is no expert", "w.shape", w.shape, "expert_count", "give the weights of at least one")
-    masked = len(x.shape) == 3
-    if x.shape[-1] != k:
-        fix = "make the last dimension of x equal to that of w, which is [experts, N, K]"
-        raise refuse(f"x has rows of {x.shape[-1]}, but w has {k} columns", "x.shape", x.shape, "k_mismatch", fix)
-    if masked and x.shape[0] != experts:
-        fix = "make the first dimensions of x and w equal, or give x as [rows, K]"
-        raise refuse(f"x is of {x.shape[0]} experts, but w of {experts}", "x.shape", x.shape, "expert_count", fix)
-    _counts(given["counts"], experts)
-    for name in ("scale_x", "scale_w"):
-        if name in given:
-            _scale(name, given[name], experts if name == "scale_w" else 1)
-    out = _output(request, (*x.shape[:-1], n), x.dtype)
-    _lines("x", x, "x")
-    _lines("out", out, "out")
-    inputs = [Operand(name, given[name], Role.INPUT) for name in INPUTS if name in given]
-    outputs = [Operand("out", out, Role.OUTPUT)]
-    if take_flag(request.attributes, RETURN_STATUS) or "status" in described:
-        status = described.get("status", TensorDesc.of("int32", (4,)))
-        _dtype("status", status, (DType.INT32,))
-        check_output("status", status, (4,))
-        if not status.is_contiguous:
-            raise refuse("status has gaps", "status.strides", status.strides, "status_layout", "give it stride 1")
-        outputs.append(Operand("status", status, Role.OUTPUT))
-    return MoeProblem(
-        tensors=(*inputs, *outputs),
-        layout=f"r{_layout(w)}r",
-        masked=masked,
-        experts=experts,
-        rows=x.shape[-2],
-        n=n,
-        k=k,
-        expected_rows=take_int(request.attributes, EXPECTED_ROWS),
-        alpha=take_finite(request.attributes, ALPHA),
-        alignment=take_alignment(request.attributes),
-        fast_accumulation=take_flag(request.attributes, FAST_ACCUMULATION),
-    )
-
-
-def _rank(name: str, desc: TensorDesc, ranks: tuple[int, ...], form: str) -> None:
-    if len(desc.shape) not in ranks:
-        raise refuse(f"{name} has {len(desc.shape)} dimensions", f"{name}.shape", desc.shape, "rank", f"give {form}")
-
-
-def _dtype(name: str, desc: TensorDesc, allowed: tuple[DType, ...]) -> None:
-    if desc.dtype not in allowed:
-        fix = f"use one of: {', '.join(allowed)}"
-        raise refuse(f"{name} cannot be {desc.dtype}", f"{name}.dtype", desc.dtype.value, "operand_dtype", fix)
-
-
-def _counts(desc: TensorDesc, experts: int) -> None:
-    _dtype("counts", desc, (DType.INT32,))
-    if desc.shape != (experts,):
-        fix = f"give the rows of each expert: shape [{experts}]"
-        raise refuse(f"counts has shape {list(desc.shape)}", "counts.shape", desc.shape, "counts_shape", fix)
-    if not desc.is_contiguous:
-        raise refuse("counts has gaps", "counts.strides", desc.strides, "counts_layout", "give it stride 1")
-
-
-def _scale(name: str, desc: TensorDesc, experts: int) -> None:
-    _dtype(name, desc, (DType.FP32,))
-    if desc.shape not in ((), (1,), (experts,)):
-        fix = "give one number" + (f", or one for each of the {experts} experts" if name == "scale_w" else "")
-        raise refuse(f"{name} has shape {list(desc.shape)}", f"{name}.shape", desc.shape, "scale_shape", fix)
-
-
-def _output(request: OperationRequest, shape: tuple[int, ...], dtype: DType) -> TensorDesc:
-    wanted = take_dtype(request.attributes, OUT_DTYPE)
-    desc = request.outputs.get("out")
-    if desc is None:
-        desc = TensorDesc.of(wanted or default_output(dtype), shape)
-    check_output("out", desc, shape, "product")
-    check_dtype_agrees("out", desc, wanted)
-    if desc.dtype not in output_dtypes(dtype):
-        fix = f"use one of: {', '.join(output_dtypes(dtype))}"
-        raise refuse(f"a product of {dtype} cannot be {desc.dtype}", "out.dtype", desc.dtype.value, "output_dtype", fix)
-    return desc
-
-
-def _lines(name: str, desc: TensorDesc, what: str) -> None:
-    if desc.shape[-1] > 1 and desc.strides[-1] != 1:
-        fix = f"give {what} with a last dimension of stride 1: make a contiguous copy"
-        raise refuse(f"rows of {name} have gaps", f"{name}.strides", desc.strides, "row_layout", fix)
-
-
-def _layout(w: TensorDesc) -> str:
-    if w.strides[2] == 1 or w.shape[2] <= 1:
-        return "c"
-    if w.strides[1] == 1 or w.shape[1] <= 1:
-        return "r"
-    fix = "give w with stride 1 along N or K: make a contiguous copy"
-    raise refuse("neither N nor K of w has stride 1", "w.strides", w.strides, "weight_layout", fix)
-
-
-# ---- counts ----
-
-
-def value_operands(problem: MoeProblem) -> tuple[str, ...]:  # noqa: ARG001 (of every operation)
-    """The operands that ``check_values`` looks at."""
-    return ("counts",)
-
-
-def check_values(problem: MoeProblem, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Raise ``InvalidArgumentError`` for counts that are negative, or more than the rows that there are."""
-    counts = values.get("counts")
-    if counts is None or not counts.size:
-        return
-    most = problem.rows
-    if int(counts.min()) < 0 or int(counts.max()) > most:
-        at = int(np.flatnonzero((counts < 0) | (counts > most))[0])
-        room = f"an expert has room for {most}" if problem.masked else f"x has {most}"
-        raise refuse(
-            f"expert {at} has {int(counts[at])} rows, but {room}",
-            f"counts[{at}]",
-            int(counts[at]),
-            "count_range",
-            f"give counts from 0 to {most}",
-        )
-    if not problem.masked and (total := int(counts.sum(dtype=np.int64))) > most:
-        at = int(np.flatnonzero(np.cumsum(counts, dtype=np.int64) > most)[0])
-        raise refuse(
-            f"the experts have {total} rows together, but x has {most}",
-            f"counts[{at}]",
-            int(counts[at]),
-            "count_sum",
-            f"give counts whose sum is at most {most}",
-        )

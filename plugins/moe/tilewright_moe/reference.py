@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright_gemm.fusion import spread_factors
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_moe.problem import MoeProblem
@@ -20,20 +21,30 @@ Array = npt.NDArray[Any]
 def reference_moe(problem: MoeProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Outputs by name. Rows that belong to no expert are NaN."""
     x, w = (np.asarray(inputs[name]).astype(np.float64) for name in ("x", "w"))
+    blocks = problem.block_scaled
+    if blocks:
+        x, w = _scaled(problem, inputs, x, w)
     counts = np.asarray(inputs["counts"]).astype(np.int64)
-    scale = problem.alpha * _float(inputs.get("scale_x")).reshape(-1)[0]
-    factors = np.broadcast_to(scale * _float(inputs.get("scale_w")).reshape(-1), (problem.experts,))
+    scale_x, scale_w = (_float(None if blocks else inputs.get(name)).reshape(-1) for name in ("scale_x", "scale_w"))
+    each = np.broadcast_to(problem.alpha * scale_x[0] * scale_w, (problem.experts,))
     out = np.full((*x.shape[:-1], problem.n), np.nan)
     first = 0
     for expert, count in enumerate(counts.tolist()):
         rows = min(max(count, 0), problem.rows - (0 if problem.masked else first))
         place: Any = (expert, slice(rows)) if problem.masked else slice(first, first + rows)
-        out[place] = factors[expert] * (x[place] @ w[expert].T)
+        out[place] = each[expert] * (x[place] @ w[expert].T)
         first += rows
     found: dict[str, Array] = {"out": out}
     if problem.desc("status") is not None:
         found["status"] = _status(problem, counts)
     return found
+
+
+def _scaled(problem: MoeProblem, inputs: Mapping[str, Array], x: Array, w: Array) -> tuple[Array, Array]:
+    """Rows and weights times the factors of their blocks."""
+    kind, scale_x, scale_w = problem.scales[1], inputs["scale_x"], inputs["scale_w"]
+    of_x, of_w = spread_factors(scale_x, scale_w, kind, w.shape[1], problem.k)
+    return x * of_x, w * of_w
 
 
 def _float(array: Array | None) -> Array:
@@ -73,6 +84,9 @@ def moe_samples() -> Iterator[OperationRequest]:
     yield request(of("fp32", (21, 16)), of("fp32", (2, 24, 16), (16 * 24, 1, 24)), {}, expected_rows=4)
     scales = {"scale_x": of("fp32", ()), "scale_w": of("fp32", (3,))}
     yield request(of("fp8", (33, 64)), of("fp8", (3, 48, 64)), scales, out_dtype="bf16")
+    blocks = {"scale_x": of("fp32", (33, 2)), "scale_w": of("fp32", (3, 2, 2))}
+    words = {"out_dtype": "bf16", "scale_block": "1x128_128x128"}
+    yield request(of("fp8", (33, 192)), of("fp8", (3, 144, 192)), blocks, **words)
     yield request(of("bf16", (0, 32)), of("bf16", (3, 16, 32)), {})
 
 

@@ -202,24 +202,32 @@ def _moe(
     scale_x: Any = None,
     scale_w: Any = None,
     *,
+    blocks: str | None = None,
     alpha: float = 1.0,
     expected_rows: int | None = None,
     out_dtype: Any = None,
 ) -> Any:
-    words = _words(scale_x=scale_x, scale_w=scale_w, expected_rows=expected_rows, out_dtype=dtype_word(out_dtype))
+    words = _words(
+        scale_x=scale_x,
+        scale_w=scale_w,
+        scale_block=blocks,
+        expected_rows=expected_rows,
+        out_dtype=dtype_word(out_dtype),
+    )
     used: Any = client()
     return tensor(used.moe_gemm(operand(x), operand(w), operand(counts), alpha=alpha, **words))
 
 
 def _moe_shape(x: Any, w: Any, *_: Any, out_dtype: Any = None, **__: Any) -> Any:
     torch._check(x.shape[-1] == w.shape[-1], lambda: f"x has {x.shape[-1]} columns, w has {w.shape[-1]}")
-    return x.new_empty((*x.shape[:-1], w.shape[-2]), dtype=out_dtype or x.dtype)
+    default = torch.float16 if x.dtype.itemsize == 1 else x.dtype  # of 8-bit floats
+    return x.new_empty((*x.shape[:-1], w.shape[-2]), dtype=out_dtype or default)
 
 
 moe_gemm = define(
     "moe_gemm",
-    "(Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, float alpha=1.0, "
-    "int? expected_rows=None, ScalarType? out_dtype=None) -> Tensor",
+    "(Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, str? blocks=None, "
+    "float alpha=1.0, int? expected_rows=None, ScalarType? out_dtype=None) -> Tensor",
     _moe,
     _moe_shape,
     kept=3,

@@ -4,6 +4,7 @@
 // Nothing outside the tensors is ever read or written.
 #pragma once
 #include "tilewright/core/args/moe.h"
+#include "tilewright/core/block_scales.hpp"
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #define TW_MOE_INLINE __device__ __forceinline__
@@ -61,6 +62,20 @@ TW_MOE_INLINE void moe_tell(const tw_moe_args& args) {
     bits |= bad;
   }
   args.status[0] = bits, args.status[1] = expert, args.status[2] = culprit, args.status[3] = 0;
+}
+
+// True for kernels with block scales, which are those of the product.
+template <class Config>
+constexpr bool kMoeBlocks = false;
+template <class Config, int kColumns, int kBlock, class Given>
+constexpr bool kMoeBlocks<BlockScaled<Config, kColumns, kBlock, Given>> = true;
+
+// Moves block scales to an expert's weights, and to row `row` of x (masked: of the expert's rows). They are fp32.
+TW_MOE_INLINE void moe_move_scales(tw_gemm_problem& product, const tw_moe_args& args, int64_t expert, int64_t row) {
+  const tw_gemm_operand &x = args.product.scale_a, &w = args.product.scale_b;
+  const int64_t item = args.masked ? expert : 0;
+  product.scale_a.ptr = (const float*)x.ptr + item * x.batch_stride + row * x.row_stride;
+  product.scale_b.ptr = (const float*)w.ptr + expert * w.batch_stride;
 }
 
 // alpha times the factors of x and of an expert's weights.

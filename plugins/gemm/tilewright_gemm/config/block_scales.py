@@ -46,6 +46,7 @@ __all__ = [
     "packed_bits",
     "plain_scales",
     "scale_shapes",
+    "spread_factors",
     "takes_exponents",
     "takes_packed",
 ]
@@ -159,6 +160,13 @@ def factors(scales: Array, scale_b: ScaleB) -> Array:
     exponents = np.asarray(scales).astype(np.int64) & _NAN
     found: Array = np.where(exponents == _NAN, np.nan, np.ldexp(1.0, exponents - 127))
     return found
+
+
+def spread_factors(scale_a: Array, scale_b: Array, kind: ScaleB, n: int, k: int) -> tuple[Array, Array]:
+    """Factors of each element: of A [.., M, K], and of B's columns [.., N, K]."""
+    block = block_of(kind)
+    along_k = [np.repeat(factors(scales, kind), block.k, axis=-1)[..., :k] for scales in (scale_a, scale_b)]
+    return along_k[0], np.repeat(along_k[1], block.columns, axis=-2)[..., :n, :]
 
 
 def exponents(values: Array) -> Array:

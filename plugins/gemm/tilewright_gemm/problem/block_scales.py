@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright_gemm.config.block_scales import DTYPES, SCALES, block_of, scale_shapes
 from tilewright_gemm.problem.attributes import refuse
-from tilewright_gemm.problem.operands import Group
 from tilewright_gemm.vocabulary import ScaleBlock
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
@@ -12,12 +13,19 @@ from tilewright_kit.types.tensor import TensorDesc
 __all__ = ["check_block_scales"]
 
 
-def check_block_scales(group: Group, block: ScaleBlock, a: TensorDesc, b: TensorDesc) -> None:
+def check_block_scales(
+    given: Mapping[str, tuple[str, TensorDesc]],
+    block: ScaleBlock,
+    a: TensorDesc,
+    b: TensorDesc,
+    missing: tuple[str, str] = ("scale_a", "scale_b"),
+) -> None:
     """Both scales are there, of the type and the shapes that the blocks give; A and B are plain 8-bit floats.
 
-    Raises ``InvalidArgumentError``.
+    ``given``: names and tensors of ``a``, ``b``, ``scale_a`` and ``scale_b`` as callers know them; ``missing``: what a
+    caller calls scales that are not among them. Raises ``InvalidArgumentError``.
     """
-    a_name, b_name = group.inputs["a"][0], group.inputs["b"][0]
+    a_name, b_name = given["a"][0], given["b"][0]
     for name, desc in ((a_name, a), (b_name, b)):
         if desc.dtype not in DTYPES:
             raise refuse(
@@ -38,18 +46,21 @@ def check_block_scales(group: Group, block: ScaleBlock, a: TensorDesc, b: Tensor
     scale_b = SCALES[block][1]
     own_block = block_of(scale_b)
     wanted = scale_shapes(scale_b, a.shape[-2], b.shape[-1], a.shape[-1])
-    for base, shape, lines in (("scale_a", wanted[0], "M"), ("scale_b", wanted[1], "N")):
+    for base, called, shape, lines in (
+        ("scale_a", missing[0], wanted[0], "M"),
+        ("scale_b", missing[1], wanted[1], "N"),
+    ):
         own = f"ceil({lines} / {own_block.columns})" if base == "scale_b" and own_block.columns > 1 else lines
         form = f"[.., {own}, ceil(K / {own_block.k})]"
-        if base not in group.inputs:
+        if base not in given:
             raise refuse(
-                f"blocks {block} are asked for, but {base} is missing",
-                base,
+                f"blocks {block} are asked for, but {called} is missing",
+                called,
                 "",
                 "block_scale_operands",
-                f"give {base} {form}, here {list(shape)}, or leave scale_block out",
+                f"give {called} {form}, here {list(shape)}, or leave scale_block out",
             )
-        name, desc = group.inputs[base]
+        name, desc = given[base]
         if desc.dtype is not own_block.dtype:
             wide = own_block.dtype is DType.FP32
             raise refuse(

@@ -130,7 +130,7 @@ def _parse_group(group: Group, attributes: Attributes) -> _Parsed:
             "make the last dimension of a equal to the second-to-last of b (transpose one of them?)",
         )
     if not int4 and block is not ScaleBlock.NONE:
-        check_block_scales(group, block, a, b)
+        check_block_scales(group.inputs, block, a, b)
     batch = broadcast_shapes([(a_name, a.shape[:-2]), (b_name, b.shape[:-2])])
     out_name, out = _output(group, attributes, (*batch, m, n), a.dtype, int4)
     packing = _packed_b(b_name, b)

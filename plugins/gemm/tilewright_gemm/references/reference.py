@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright_gemm.config.block_scales import block_of, factors
+from tilewright_gemm.config.block_scales import spread_factors
 from tilewright_gemm.config.int4 import GROUP_K, MIDDLE
 from tilewright_gemm.config.narrow import Narrow, narrow_a, narrow_b
 from tilewright_gemm.config.packing import Packing, VectorFormat
@@ -111,11 +111,7 @@ def narrow_values(stored: Array, form: Narrow, k: int) -> Array:
 def _scaled_blocks(problem: GemmProblem, inputs: Mapping[str, Array], group: str, a: Array, b: Array) -> Array:
     """A times B with every element of both times the scale of its block: the sum over blocks, in float64."""
     k, n = b.shape[-2:]
-    block = block_of(problem.scale_b)
-    own_a, own_b = (factors(inputs[name + group], problem.scale_b) for name in ("scale_a", "scale_b"))
-    scale_a = np.repeat(own_a, block.k, axis=-1)[..., :k]
-    along_k = np.repeat(own_b, block.k, axis=-1)[..., :k]
-    scale_b = np.repeat(along_k, block.columns, axis=-2)[..., :n, :]
+    scale_a, scale_b = spread_factors(inputs["scale_a" + group], inputs["scale_b" + group], problem.scale_b, n, k)
     product: Array = np.matmul(a * scale_a, b * np.swapaxes(scale_b, -1, -2))
     return product
 

@@ -6,7 +6,8 @@
 
 typedef struct tw_moe_args {
   // a: x, b: the weights of the first expert, c: the result. m: rows of x; masked: rows that an expert has room for.
-  // batch: experts. stride_b: from expert to expert; stride_a and stride_c likewise if masked, else 0.
+  // batch: experts. stride_b: from expert to expert; stride_a and stride_c likewise if masked, else 0. Block scales,
+  // if the kernel has them, are its scale_a and scale_b, with batch strides like those of a and b.
   tw_gemm_problem product;
   const int32_t* counts;  // [batch]: rows of each expert; what is wrong is cut (core/moe_rows.hpp)
   const float* scale_x;   // null: 1

@@ -25,6 +25,7 @@ struct Moe {
       product.c = (char*)whole.c + (row * whole.ldc + item * whole.stride_c) * size_of<typename Config::C>;
       product.m = at.rows, product.batch = 1;
       product.alpha = moe_factor(args, at.expert);
+      if constexpr (kMoeBlocks<Config>) moe_move_scales(product, args, at.expert, row);
     }
     return count;
   }

@@ -66,11 +66,16 @@ struct Moe : Gemm<Config> {
     problem.c = (char*)problem.c + (first * problem.ldc + item * problem.stride_c) * size_of<typename Config::C>;
     problem.m = rows;
     problem.alpha = moe_factor(args, expert);
-    const typename Loop::OperandA from_a(a, problem.lda, i0, rows, 0, (int)problem.k);
-    const typename Loop::OperandB from_b(b, problem.ldb, j0, (int)problem.n, 0, (int)problem.k);
     Atom atom;
     atom.clear();
-    Loop::run(atom, from_a, from_b, at);
+    if constexpr (kMoeBlocks<Config>) {
+      moe_move_scales(problem, args, expert, first);
+      Base::add_blocks(atom, problem, 0, 0, (int)problem.k, a, b, i0, j0, at);
+    } else {
+      const typename Loop::OperandA from_a(a, problem.lda, i0, rows, 0, (int)problem.k);
+      const typename Loop::OperandB from_b(b, problem.ldb, j0, (int)problem.n, 0, (int)problem.k);
+      Loop::run(atom, from_a, from_b, at);
+    }
     Base::finish_tile(atom, Finish(problem, nullptr, 0, {problem.ldc}), i0, j0, at);
   }
 

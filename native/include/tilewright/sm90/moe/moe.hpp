@@ -16,6 +16,14 @@
 
 namespace tw::sm90 {
 
+// Of kernels with block scales (sm90/gemm/scaled.hpp), whose units include them.
+template <class Plan>
+struct StagePart;
+template <class Plan>
+struct BlockFactors;
+template <class Plan>
+struct ScaledConsumer;
+
 // A tile's product, as the epilogue takes it.
 struct MoeTask {
   const TensorMapBytes& c;
@@ -27,12 +35,17 @@ template <class C>
 struct Moe {
   using Plan = GemmPlan<C>;
   using Queue = MoeQueue<Plan::tile_m, Plan::tile_n>;
-  using Registers = typename Output<Plan>::Registers;
+  static constexpr bool blocks = kMoeBlocks<C>;
+  // Sums of a stage stand beside those of the tile.
+  using Registers = Choose<blocks, RegisterShares<Plan::consumers, Plan::accumulators + Plan::columns / 2 + Plan::joining>,
+                           typename Output<Plan>::Registers>;
+  using Multiplier = Choose<blocks, ScaledConsumer<Plan>, Consumer<Plan>>;
   using Barriers = RingBarriers<Plan::stages>;
   static constexpr int threads = Plan::threads;
   static constexpr int kConsumerBarrier = 1, kTurnBarrier = 8, kStartBarrier = 10;
   static constexpr int kTableWarp = 1, kStatusWarp = 2;  // of the producer's
   static_assert(!Plan::partial && Plan::Cluster::size == 1 && Plan::cluster_k == 1, "whole products, without clusters");
+  static_assert(!blocks || (!Plan::pingpong && Plan::tile_k == kScaleBlock), "as in sm90/gemm/scaled.hpp");
   static_assert(Plan::staged && C::D::size == 0, "the copy engine stores the results, and nothing is fused");
 
   static TW_SM90 void run(const MoeParams& params) {
@@ -41,6 +54,7 @@ struct Moe {
     const Barriers barriers{shared + Plan::barriers_at};
     const int warpgroup = warpgroup_index(), warp = (int)threadIdx.x / kWarp;
     AccumulatorsOf<Plan>::declare();
+    if constexpr (blocks) StagePart<Plan>::declare();
 
     if (warpgroup == 0) {
       if constexpr (Registers::moves) setmaxnreg_dec<Registers::producer>();
@@ -101,13 +115,23 @@ struct Moe {
     }
   }
 
+  // The factors of a tile's blocks.
+  static TW_SM90 BlockFactors<Plan> factors_of(const tw_moe_args& args, const MoeTile& tile, int wave) {
+    tw_gemm_problem problem = args.product;
+    moe_move_scales(problem, args, tile.expert, tile.first + tile.row);
+    problem.m = tile.rows - tile.row;
+    Work work = {};
+    work.tile_n = tile.column;
+    return BlockFactors<Plan>(problem, work, wave);
+  }
+
   static TW_SM90 void consume(const MoeParams& params, Queue queue, Barriers barriers, uint32_t shared,
                               int consumer) {
     const tw_moe_args& args = params.args;
     const int wave = Plan::pingpong ? 0 : consumer, thread = threadIdx.x % kWarpgroup, steps = steps_of(args);
     const uint32_t staging = shared + Plan::staging_at + consumer * Plan::buffers * Plan::piece_bytes;
     const int apart = args.masked ? (int)(args.product.stride_c / args.product.ldc) : 0;  // rows from expert to expert
-    Consumer<Plan> products(barriers, shared, wave, 0);
+    Multiplier products(barriers, shared, wave, 0);
     MoeTile tile;
     bool mine = consumer == 0;
     if constexpr (Plan::pingpong)
@@ -125,7 +149,8 @@ struct Moe {
       const auto pass_turn = [&] {
         if constexpr (Plan::pingpong) signal_barrier(kTurnBarrier + 1 - consumer, 2 * kWarpgroup);
       };
-      if constexpr (Plan::promote != 0) products.multiply_promoting(steps, pass_turn);
+      if constexpr (blocks) products.multiply_scaled(steps, factors_of(args, tile, wave));
+      else if constexpr (Plan::promote != 0) products.multiply_promoting(steps, pass_turn);
       else products.multiply(steps, pass_turn);
 
       MoeTask task{params.out, args.product};
