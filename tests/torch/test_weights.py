@@ -91,17 +91,6 @@ def test_rows_of_experts_and_their_gradient() -> None:
         twt.moe_gemm(x, w.clone().requires_grad_(), counts).sum().backward()
 
 
-def test_experts_in_8_bits_with_factors_of_blocks() -> None:
-    x, w = rand(10, 200, dtype=torch.float8_e4m3fn), rand(3, 16, 200, dtype=torch.float8_e4m3fn)
-    counts, scales = torch.tensor([4, 0, 6], dtype=torch.int32), (rand(10, 2).abs(), rand(3, 1, 2).abs())
-    words = {"blocks": "1x128_128x128", "out_dtype": torch.float32}
-    found = twt.moe_gemm(x, w, counts, *scales, **words)
-    wide = [item.float() * s.repeat_interleave(128, -1)[..., :200] for item, s in zip((x, w), scales, strict=True)]
-    close(found, torch.cat([wide[0][:4] @ wide[1][0].t(), wide[0][4:] @ wide[1][2].t()]), 1e-3)
-    assert twt.moe_gemm(x, w, counts).dtype is torch.float16
-    torch.library.opcheck(torch.ops.tilewright.moe_gemm.default, (x, w, counts, *scales), words)
-
-
 def test_packed_weights_are_packed_once_and_go_with_their_object(client: tw.Client) -> None:
     x, w, bias = rand(2, 16, 64), rand(64, 96), rand(96)
     packed = twt.PackedWeight(w, rows=32)

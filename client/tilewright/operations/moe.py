@@ -49,10 +49,10 @@ def _moe_gemm(
     ``((1, 128), (1, 128))`` blocks of 8-bit floats have factors: ``scale_x`` is ``[T, ceil(K/128)]`` or ``[experts, R,
     ceil(K/128)]``, ``scale_w`` ``[experts, ceil(N/128) or N, ceil(K/128)]``, fp32.
 
-    ``expected_rows`` are the rows that an expert usually has, for the choice of a kernel. With ``return_status`` there is a second result, int32 ``[4]``: what
-    kernels found wrong with ``counts`` (bits: 1 negative, 2 more than R, 4 more than T together), the first expert
-    concerned, its count, 0. In the host's memory wrong counts are an error before the launch. The other arguments,
-    and the errors, are those of ``run``.
+    ``expected_rows`` are the rows that an expert usually has, for the choice of a kernel. With ``return_status`` there
+    is a second result, int32 ``[4]``: what kernels found wrong with ``counts`` (bits: 1 negative, 2 more than R, 4 more
+    than T together), the first expert concerned, its count, 0. In the host's memory wrong counts are an error before
+    the launch. The other arguments, and the errors, are those of ``run``.
 
         >>> y = client.moe_gemm(x, w, counts)  # doctest: +SKIP
     """

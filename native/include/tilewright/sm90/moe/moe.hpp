@@ -16,7 +16,7 @@
 
 namespace tw::sm90 {
 
-// Of kernels with block scales (sm90/gemm/scaled.hpp), whose units include them.
+// Defined in sm90/gemm/scaled.hpp, which units of kernels with block scales include.
 template <class Plan>
 struct StagePart;
 template <class Plan>
