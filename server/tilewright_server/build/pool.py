@@ -327,6 +327,7 @@ class BuildPool:
             state, build_ns, error = "failed", 0, raised
         except Exception as raised:
             state, build_ns = "failed", 0
+            log.exception("building %s failed", unit.name)
             error = InternalError(
                 f"building {unit.name} failed inside the server: {type(raised).__name__}",
                 rule="build",

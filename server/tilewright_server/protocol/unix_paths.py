@@ -84,7 +84,7 @@ def socket_access(mode: str, group: str) -> SocketAccess:
     return SocketAccess(int(mode, 8), number)
 
 
-def own_place(path: Path) -> Path:
+def own_place(path: Path, tell: bool = True) -> Path:
     """``path``, or one in a folder of ours below its own where that is open to others: a volume of a pod, say.
 
     Only below folders of root or of the server's user: whoever else owns one could replace what is in it.
@@ -98,7 +98,8 @@ def own_place(path: Path) -> Path:
     if not open_to_others or status.st_uid not in (os.geteuid(), 0):
         return path
     place = folder / f"tilewright-{os.geteuid()}" / path.name
-    log.warning("%s is open to others (mode %o): listening on %s instead", folder, status.st_mode & 0o7777, place)
+    if tell:
+        log.warning("%s is open to others (mode %o): listening on %s instead", folder, status.st_mode & 0o7777, place)
     return place
 
 

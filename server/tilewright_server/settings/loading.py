@@ -13,7 +13,7 @@ from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.settings.table import ENV_PREFIX, TABLE, Setting, Settings
 from tilewright_server.settings.values import read_file
 
-__all__ = ["default_cache_dir", "default_listen", "default_perf_database", "load"]
+__all__ = ["default_cache_dir", "default_listen", "default_perf_database", "listen_of_environment", "load"]
 
 
 def load(
@@ -54,6 +54,12 @@ def default_listen(environ: Mapping[str, str] | None = None) -> str:
     if runtime and Path(runtime).is_dir():
         return f"unix:{runtime}/tilewright/tilewright.sock"
     return f"unix:/tmp/tilewright-{os.getuid()}/tilewright.sock"
+
+
+def listen_of_environment(environ: Mapping[str, str] | None = None) -> str:
+    """The first address of ``TILEWRIGHT_LISTEN``; empty if that is not set."""
+    environ = os.environ if environ is None else environ
+    return environ.get(ENV_PREFIX + "LISTEN", "").split(",")[0].strip()
 
 
 def default_cache_dir() -> Path:

@@ -56,7 +56,7 @@ def eventually_samples(port: int, name: str, labels: str, value: float) -> Mappi
 def dashboard_metrics() -> set[str]:
     text = (ROOT / "deploy" / "grafana" / "tilewright.json").read_text("utf-8")
     expressions = [target["expr"] for panel in json.loads(text)["panels"] for target in panel.get("targets", ())]
-    return {name for expression in expressions for name in re.findall(r"\btilewright_[a-z_]+", expression)}
+    return {name for expression in expressions for name in re.findall(r"\b(?:tilewright|nv)_[a-z_]+", expression)}
 
 
 def test_a_port_for_probes_serves_health_alone(tmp_path: Path) -> None:

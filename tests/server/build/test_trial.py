@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import BuildFailedError
+from tilewright_server.build.cache.files import io_error
 from tilewright_server.build.pool import BuildPool
 from tilewright_server.build.workers.helper import HelperPool
 from tilewright_server.build.workers.process import Limits
@@ -49,6 +52,21 @@ def test_what_cannot_be_loaded_is_not_published(how: str, pool: BuildPool, fake,
     assert not pool.cache.contains(pool.key(bad, arch))
     fake.behave(f"exec {real}", version="fake 2.0")
     assert built(pool, unit(7), arch) == "built"
+
+
+def test_helpers_need_no_folder_for_temporary_files(
+    pool: BuildPool, unit: Unit, arch: ArchSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    assert built(pool, unit(), arch) == "built"
+
+
+def test_a_cache_that_cannot_be_written_says_what_helps() -> None:
+    for number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        error = io_error(OSError(number, ""), "opening its directory")
+        assert (error.field, error.rule) == ("cache_dir", "cache_unwritable")
+        assert "below a volume" in error.fix
 
 
 def test_one_process_loads_many_and_keeps_none_of_them(pool: BuildPool, unit: Unit, arch: ArchSpec) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from local_harness import ATTACH, BIND, Wire, bind_request, expect
-from rpc_harness import Client, ServerProcess, eventually, floats, in_buffer, refused
-from test_cuda_simulated import TAG, library, pytestmark  # noqa: F401
+from rpc_harness import Client, ServerProcess, eventually, floats, free_port, in_buffer, refused
+from test_cuda_simulated import HERE, TAG, library, pytestmark  # noqa: F401
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
@@ -29,6 +31,7 @@ sys.exit(main(["serve"]))
 """
 SIDE = 64
 STEP = SIDE * SIDE * 4
+HTTP = free_port()
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,11 @@ def server(
     folder = tmp_path_factory.mktemp("gpus")
     driver = {"LD_LIBRARY_PATH": library.parent, "TW_SIMULATED_CUDA": library, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": 2}
     command = ["env", *(f"{name}={value}" for name, value in driver.items()), sys.executable, "-c", SERVE]
-    with ServerProcess(folder, command, cache_dir=kernel_cache, buffer_bytes=2**50, cpu_threads=1) as process:
+    management = HERE / "cuda_simulated" / "libnvidia-ml.c"
+    flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library.with_name("libnvidia-ml.so.1")]
+    subprocess.run(["cc", *flags, management], check=True)
+    settings: dict[str, Any] = {"buffer_bytes": 2**50, "cpu_threads": 1, "http_listen": HTTP}
+    with ServerProcess(folder, command, cache_dir=kernel_cache, **settings) as process:
         assert process.ready, process.log()
         yield process
         assert process.stop() == 0, process.log()
@@ -198,3 +205,24 @@ def test_the_end_of_a_session_frees_its_memory_on_every_device(server: ServerPro
         for device in ("cuda:0", "cuda:1"):
             Gpu(other, device).run()
     assert eventually(lambda: client.kernels.Statistics(kp.StatisticsRequest()).buffers == 0)
+
+
+def test_gpus_tell_their_use_power_and_memory_by_tritons_names(server: ServerProcess) -> None:
+    """In its units, of each device by its id; what the management library does not tell of one is left out."""
+    pytest.importorskip("prometheus_client", reason="needs prometheus-client")
+    with urllib.request.urlopen(f"http://127.0.0.1:{HTTP}/metrics", timeout=60) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if line.startswith(("nv_gpu_", "nv_energy_"))]
+    found: dict[str, dict[str, float]] = {}
+    for line in lines:
+        name, uuid, value = line.replace('{gpu_uuid="', " ").replace('"}', "").split(" ")
+        found.setdefault(uuid[:8], {})[name] = float(value)
+    told = {"nv_gpu_power_limit": 700, "nv_gpu_memory_total_bytes": 150e9, "nv_gpu_memory_used_bytes": 50e9}
+    assert found == {
+        "GPU-a0a1": {
+            **told,
+            "nv_gpu_utilization": 0.62,
+            "nv_gpu_power_usage": 412.5,
+            "nv_energy_consumption": 123456.789,
+        },
+        "GPU-b0b1": {**told, "nv_gpu_power_usage": 98},
+    }

@@ -44,6 +44,15 @@ def io_error(error: OSError, doing: str) -> TilewrightError:
             retry_after_s=5.0,
         )
     name = errno.errorcode.get(error.errno or 0, "unknown error")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return InternalError(
+            f"the kernel cache cannot be written: {name} ({doing})",
+            field="cache_dir",
+            value=name,
+            rule="cache_unwritable",
+            fix="let cache_dir be a folder that the server's user can write, or below a volume where the root is "
+            "read-only",
+        )
     return InternalError(
         f"the kernel cache failed: {name} ({doing})",
         field="cache_dir",

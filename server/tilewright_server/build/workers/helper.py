@@ -9,7 +9,6 @@ import select
 import signal
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -53,7 +52,8 @@ class Helper:
         """``module`` is run, and serves with ``worker_loop.serve``. Raises ``OSError`` if it cannot be started."""
         self._limits = limits
         self.further = further_niceness()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
+        # No file of a folder: in a container /tmp may be read-only.
+        self._errors = os.fdopen(os.memfd_create("helper errors"), "w+b")
         alive = lifeline()
         arguments = (str(limits.memory_bytes), str(limits.niceness + self.further), str(_IDLE_S), str(alive))
         try:

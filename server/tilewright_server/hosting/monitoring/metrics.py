@@ -14,6 +14,7 @@ from tilewright_server.devices.contract import CountingDevice
 from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.engine.histogram import BOUNDS_NS, Histogram
 from tilewright_server.engine.statistics import OperationCounters, Snapshot
+from tilewright_server.hosting.monitoring.gpus import GpuStates
 from tilewright_server.service import Service
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Metrics:
         self.content_type = prometheus_client.CONTENT_TYPE_LATEST
         self._service, self._calls, self._times, self._classes = service, calls, times, classes
         self._waiting, self._ready, self._relays = waiting, ready, relays
+        self._gpus = GpuStates()
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
         process: Any = prometheus_client.ProcessCollector
         process(registry=self._registry)
@@ -92,6 +94,7 @@ class Metrics:
         yield from self._of_clients()
         yield from self._of_devices(snapshot)
         yield from self._triton(snapshot)
+        yield from self._of_gpus()
 
     def _of_calls(self) -> Iterator[Metric]:
         yield self._counter(
@@ -255,6 +258,23 @@ class Metrics:
         yield self._filled(
             family, {(*key, code.upper()): count for key, item in rows for code, count in item.failures.items()}
         )
+
+    def _of_gpus(self) -> Iterator[Metric]:
+        """Names of Triton's metrics of GPUs: of all processes on them, as the driver tells."""
+        infos = [info for info in self._service.engine.devices.infos() if info.kind == "cuda"]
+        states = self._gpus.read((str(info.attributes["uuid"]), str(info.attributes["pci"])) for info in infos)
+        for name, text in (
+            ("nv_gpu_utilization", "Share of time in which kernels run, 0 to 1."),
+            ("nv_gpu_power_usage", "Power of the GPU, in watts."),
+            ("nv_gpu_power_limit", "Limit of the GPU's power, in watts."),
+            ("nv_energy_consumption", "Energy of the GPU since its driver was loaded, in joules."),
+            ("nv_gpu_memory_total_bytes", "Memory of the GPU."),
+            ("nv_gpu_memory_used_bytes", "Memory of the GPU that is in use, by all processes."),
+        ):
+            kind = self._core.UnknownMetricFamily if name == "nv_energy_consumption" else self._core.GaugeMetricFamily
+            what = name.removeprefix("nv_").removeprefix("gpu_")
+            values = {(state.uuid,): state.values[what] for state in states if what in state.values}
+            yield self._filled(kind(name, text, labels=("gpu_uuid",)), values)
 
     def _gauge(self, name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:
         return self._filled(self._core.GaugeMetricFamily(f"tilewright_{name}", text, labels=labels), values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 __all__ = ["server_statistics", "sessions_of", "target_of"]
@@ -73,7 +74,16 @@ def _no_answer(where: str, error: Any) -> Exception:
 
 
 def target_of(target: str) -> str:
-    """The address that a target names; the user's own server's for none."""
+    """The address that a target names. For none, that of ``TILEWRIGHT_TARGET``; else, as in the server's own container,
+    the first one at which ``TILEWRIGHT_LISTEN`` has a server listen; else that of the user's own server."""
     from tilewright.session.settings import default_target, normalise_target
+    from tilewright_server.protocol.unix_paths import own_place
+    from tilewright_server.settings import default_listen, listen_of_environment
 
-    return normalise_target(target) if target else default_target()
+    if target:
+        return normalise_target(target)
+    usual = default_target()
+    named = listen_of_environment() if usual == default_listen() else ""
+    if named.startswith("unix:"):
+        return f"unix:{own_place(Path(named.removeprefix('unix:')), tell=False)}"
+    return named or usual

@@ -4,7 +4,7 @@ more, takes a quarter of a server's start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,17 @@ def run_server(flags: Mapping[str, Any]) -> int:
 
     Raises ``InvalidArgumentError``.
     """
-    from tilewright_server.app import Application
+    from tilewright_server.hosting.lifecycle.first_process import below_first_process
 
     given = {name: value for name, value in flags.items() if value not in (None, [], ())}
     file = given.pop("config", None)
-    reread = partial(settings.load, given, None if file is None else Path(file))
-    return Application(reread(), reread).run()
+    return below_first_process(partial(_serve, partial(settings.load, given, None if file is None else Path(file))))
+
+
+def _serve(load: Callable[[], settings.Settings]) -> int:
+    from tilewright_server.app import Application
+
+    return Application(load(), load).run()
 
 
 def names_of(row: Setting) -> list[str]:

@@ -1,0 +1,153 @@
+"""The image of `deploy/container`, built and run. It needs podman, and Debian's mirror and PyPI for what goes into it.
+By hand: ``pytest -n 0 -m exhaustive tests/deploy/test_container.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "deploy" / "container" / "build.sh"
+PYTHON = "3.11"
+"""Of the base below. (The script's own base comes from a registry; one of Debian's packages needs none.)"""
+BASE = ["mmdebstrap", "--variant=minbase", "--include=python3,ca-certificates", "bookworm", "-"]
+MIRROR = "http://deb.debian.org/debian"
+SOCKET = "tilewright-10001/tilewright.sock"
+"""Place of the socket in a volume that is open to others."""
+# As small as a machine may allow: raising a limit is not everybody's right.
+RUN = ["run", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--network=none"]
+SAFE = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges"]
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+Podman = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def run(*command: object, **env: str) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", **env}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def podman() -> Podman:
+    missing = [name for name in ("podman", "mmdebstrap") if shutil.which(name) is None]
+    if missing or os.geteuid():
+        pytest.skip(f"needs root, and {' and '.join(missing)} (apt-get install podman runc mmdebstrap)")
+    runtime = ["--runtime", "runc"] if shutil.which("runc") else []
+    return lambda *arguments: run("podman", *runtime, *arguments)
+
+
+@pytest.fixture(scope="module")
+def base(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A system with Python, but without its modules venv and pip, as distributions have it."""
+    archive = tmp_path_factory.mktemp("base") / "base.tar"
+    with archive.open("wb") as file:
+        made = subprocess.run([*BASE, MIRROR], stdout=file, stderr=subprocess.PIPE, check=False)
+    if made.returncode:
+        pytest.skip(f"Debian's mirror is not reached: {made.stderr.decode()[-300:]}")
+    name = f"localhost/tilewright-test-base:{os.getpid()}"
+    done = podman("import", archive, name)
+    assert done.returncode == 0, done.stderr
+    archive.unlink()
+    yield name
+    podman("rmi", "--force", name)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    toml = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    project = toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"]]
+    for extra in ("server", "metrics", "compiler"):
+        wanted += project["optional-dependencies"][extra]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", f"--python-version={PYTHON}"]
+    done = run(*pip, "--dest", folder, *[item for item in wanted if not item.startswith("tilewright")])
+    if done.returncode:
+        pytest.skip(f"packages of Python are not reached: {done.stderr[-300:]}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image(podman: Podman, base: str, wheels: Path) -> Iterator[str]:
+    name = f"localhost/tilewright-test:{os.getpid()}"
+    done = run(BUILD, "cpu", name, BASE=base, WHEELS=str(wheels), ENGINE="podman")
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield name
+    podman("rmi", "--force", name)
+
+
+@contextmanager
+def serving(podman: Podman, image: str, *options: str) -> Iterator[str]:
+    """A container of a server, by name, while it serves."""
+    name = f"tilewright-test-{os.getpid()}"
+    done = podman(*RUN, "--detach", f"--name={name}", *options, image)
+    assert done.returncode == 0, done.stderr
+    try:
+        deadline = time.monotonic() + 120
+        while podman("exec", name, "tilewright", "health", "--ready").returncode:
+            logs = podman("logs", name)
+            assert time.monotonic() < deadline, logs.stdout + logs.stderr
+            time.sleep(0.5)
+        yield name
+    finally:
+        podman("rm", "--force", "--volumes", name)
+
+
+def test_a_server_of_no_rights_serves_clients_outside_through_a_shared_folder(
+    podman: Podman, image: str, tmp_path: Path
+) -> None:
+    """Its root is read-only and has no ``/tmp`` to write; the folder is open to everybody, as an ``emptyDir`` is."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    volume = f"--volume={shared}:/run/tilewright"
+    listen = [volume, "--env=TILEWRIGHT_LISTEN=unix:/run/tilewright/tilewright.sock"]
+    product = ["run", "gemm", "33", "65", "129", "--validate", "--target"]
+    with serving(podman, image, *SAFE, *listen, "--volume=/var/cache/tilewright") as name:
+        assert podman("exec", name, "id", "-u").stdout.strip() == "10001"
+        # From the machine itself, and from another container, which shares neither processes nor memory by name.
+        done = run(sys.executable, "-m", "tilewright_tools.cli", *product, f"unix:{shared / SOCKET}")
+        assert done.returncode == 0 and "success" in done.stdout, done.stdout + done.stderr
+        done = podman(*RUN, "--rm", *SAFE, volume, image, *product, f"unix:/run/tilewright/{SOCKET}")
+        assert done.returncode == 0 and "success" in done.stdout, done.stdout + done.stderr
+        # Compilers have left processes behind. The first process ended each of them.
+        states = podman("exec", name, "sh", "-c", "grep -h ^State /proc/[0-9]*/status").stdout
+        assert "Z (zombie)" not in states
+        started = time.monotonic()
+        assert podman("stop", "--time=60", name).returncode == 0
+        assert time.monotonic() - started < 50, "it ends by SIGTERM"
+        (state,) = json.loads(podman("inspect", name).stdout)
+        assert state["State"]["ExitCode"] == 0, podman("logs", name).stderr
+
+
+def test_a_cache_on_a_read_only_root_is_said_with_what_helps(podman: Podman, image: str) -> None:
+    done = podman(*RUN, "--rm", *SAFE, "--env=TILEWRIGHT_LISTEN=127.0.0.1:0", "--env=TILEWRIGHT_INSECURE=1", image)
+    assert done.returncode == 1
+    assert "cannot be written: EROFS" in done.stderr and "below a volume where the root is read-only" in done.stderr
+
+
+def test_the_image_keeps_no_wheel(podman: Podman, image: str) -> None:
+    found = podman(
+        *RUN, "--rm", "--entrypoint=find", image, "/", "-xdev", "-name", "*.whl", "-not", "-path", "*/ensurepip/*"
+    )
+    assert found.stdout.split() == [
+        path for path in found.stdout.split() if path.startswith("/usr/share/python-wheels")
+    ]
+
+
+def test_what_changes_in_the_project_is_in_the_next_image(podman: Podman, image: str) -> None:
+    """No layer of an earlier build is taken for it: what a step mounts is not in the keys of podman's cache."""
+    printed = run(BUILD, "cpu", image, PRINT="1", ENGINE="podman").stdout
+    assert " --no-cache " in printed
