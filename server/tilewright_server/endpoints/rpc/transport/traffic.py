@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 
 from tilewright_kit.types.errors import TilewrightError
@@ -22,6 +23,10 @@ audit = logging.getLogger(AUDIT_LOGGER)
 audit.propagate = False
 audit.setLevel(logging.CRITICAL)
 
+LINES, LINES_PER_S = 1000, 50.0
+"""Lines of the log on refused calls of one process: so many at once, and then in a second. More would fill a disk."""
+MOST_PROCESSES = 1024
+"""Processes whose lines are counted."""
 DENIED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
@@ -116,11 +121,44 @@ class Traffic:
         audit.info("%s", method, extra={"fields": fields})
 
 
+class _Lines:
+    """Books of lines by process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[str, str], tuple[float, float, int]] = {}
+        """Lines that a process may have at once, since when, and how many were left out since its last."""
+        self._lock = threading.Lock()
+
+    def take(self, client: Client) -> int:
+        """Count a line; returns how many were left out before it, -1 if it is to be left out itself."""
+        key = client.principal, client.process
+        with self._lock:
+            now = time.monotonic()
+            left, since, out = self._left.get(key, (float(LINES), now, 0))
+            left = min(float(LINES), left + (now - since) * LINES_PER_S)
+            if key not in self._left and len(self._left) >= MOST_PROCESSES:
+                self._left.clear()
+            if left < 1:
+                self._left[key] = (left, now, out + 1)
+                return -1
+            self._left[key] = (left - 1, now, 0)
+            return out
+
+
+_lines = _Lines()
+
+
 def log_refusal(method: str, refusal: Refusal, client: Client, request: str, ns: int | None = None) -> None:
-    """Write the log's line on a request that was refused or failed."""
-    if log.isEnabledFor(logging.INFO):
-        fields = _fields(method, refusal.code, client, request, ns) | {"field": refusal.field, "rule": refusal.rule}
-        log.info("refused: %s", refusal.reason, extra={"fields": fields})
+    """Write the log's line on a request that was refused or failed, unless its process has too many of them."""
+    if not log.isEnabledFor(logging.INFO):
+        return
+    left_out = _lines.take(client)
+    if left_out < 0 and not log.isEnabledFor(logging.DEBUG):
+        return
+    fields = _fields(method, refusal.code, client, request, ns) | {"field": refusal.field, "rule": refusal.rule}
+    if left_out > 0:
+        fields["left_out"] = left_out
+    log.info("refused: %s", refusal.reason, extra={"fields": fields})
 
 
 def _fields(method: str, code: str, client: Client, request: str, ns: int | None) -> dict[str, object]:
