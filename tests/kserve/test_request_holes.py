@@ -99,9 +99,14 @@ def test_sizes_of_zero_divide_nothing(client: Client, shape: tuple[int, ...]) ->
         lambda: load("tilewright.gemm@deep", json.dumps({"input": [], "parameters": {"a": {"string_value": DEEP}}})),
         lambda: infer(activation=DEEP),
         lambda: infer(stride=DEEP),
+        lambda: infer(activation='["\\ud800"]'),
+        lambda: infer(stride='["\\udfff"]'),
+        lambda: load(
+            "tilewright.gemm@half", json.dumps({"input": [], "parameters": {"a": {"string_value": "\ud800"}}})
+        ),
     ],
 )
-def test_texts_that_nest_are_refused(client: Client, request_of: Any) -> None:
+def test_texts_that_nest_or_cannot_be_written_are_refused(client: Client, request_of: Any) -> None:
     client.refused(request_of(), INVALID)
 
 

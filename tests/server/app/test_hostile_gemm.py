@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from hostile import METHODS, Known, check_results, messages, request_of, send
@@ -45,6 +46,29 @@ def victim(server: ServerProcess) -> Iterator[Client]:
     maps = Path(f"/proc/{server.pid}/maps")
     assert eventually(lambda: file.name not in maps.read_text())
     file.close()
+
+
+TEXTS = ['{"pipeline": "\\ud800"}', '{"\\udfff": 1}', "[" * 60000, "null", "{" * 9]
+TEXTS += ['{"tile_m": 1e999}', '{"tile_m": NaN}']
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_configurations_that_are_none_are_refused_by_every_call_that_takes_one(victim: Client, text: str) -> None:
+    inputs = [tp.Operand(name=name, spec=floats(8, 8)) for name in ("a", "b")]
+    plan = dp.PlanRequest(
+        session=victim.token, operation="gemm", inputs=inputs, selection=dp.Selection(config_json=text)
+    )
+    given = {"operation": "gemm", "config_json": text}
+    for ask in (
+        lambda: victim.dispatch.Plan(plan, timeout=60),
+        lambda: victim.kernels.Validate(kp.ValidateConfigRequest(**given), timeout=60),
+        lambda: victim.kernels.Correct(kp.CorrectConfigRequest(**given), timeout=60),
+        lambda: victim.kernels.Register(kp.RegisterKernelRequest(session=victim.token, **given), timeout=60),
+        lambda: list(victim.kernels.Build(kp.BuildRequest(session=victim.token, **given), timeout=60)),
+    ):
+        with pytest.raises(grpc.RpcError) as error:
+            ask()
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 CHEAP = [path for path in METHODS if "/tilewright.v1.Kernels/" in path and not path.endswith(("/Build", "/Export"))]

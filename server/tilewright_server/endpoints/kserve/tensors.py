@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import MAX_RANK, TensorDesc, contiguous_strides
 from tilewright_proto.inference import inference_pb2 as pb
 from tilewright_server.engine.types import Selection
+from tilewright_server.protocol.json_text import parsed
 from tilewright_server.session.operands.operand_binding import Location, Place
 
 __all__ = [
@@ -206,7 +206,7 @@ def attributes_of(parameters: Mapping[str, Any]) -> dict[str, Attribute]:
 
 def _list(name: str, text: str) -> Attribute:
     try:
-        values = json.loads(text)
+        values = parsed(text)
     except (ValueError, RecursionError):
         values = [None]
     for kinds in ((int,), (int, float), (str,)):

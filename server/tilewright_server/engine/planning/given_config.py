@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import Problem
 from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError
 from tilewright_server.engine.types import Selection
+from tilewright_server.protocol.json_text import parsed
 
 __all__ = ["given_config"]
 
@@ -35,7 +35,7 @@ def given_config(
             fix="leave one of them out",
         )
     try:
-        record = json.loads(selection.config)
+        record = parsed(selection.config)
     except (ValueError, RecursionError) as error:
         record = str(error)
     if not isinstance(record, Mapping):

@@ -17,6 +17,7 @@ from tilewright_server.endpoints.messages.kernels import build_event, statistics
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Send, call_of, events, lane
 from tilewright_server.protocol.errors import to_violation
+from tilewright_server.protocol.json_text import parsed
 from tilewright_server.service import Service
 
 __all__ = ["KernelsServicer"]
@@ -191,7 +192,7 @@ def _filter(message: pb.KernelFilter) -> tuple[str, str, str, str, bytes]:
 def _config(text: str) -> Mapping[str, Any]:
     problem = f"it has more than {MAX_CONFIG_BYTES} bytes" if len(text) > MAX_CONFIG_BYTES else ""
     try:
-        record = {} if problem else json.loads(text)
+        record = {} if problem else parsed(text)
     except (ValueError, RecursionError) as error:
         record, problem = {}, str(error)
     if not problem and not isinstance(record, dict):
