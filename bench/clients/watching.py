@@ -28,12 +28,14 @@ from tilewright_server.endpoints.rpc.transport.traffic import Traffic
 from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.hosting.logs import set_up
+from tilewright_server.protocol.request_ids import Given
 from tilewright_tools.cli.private_server import PrivateServer
 
 SIDE = 64
 LOOP = 20_000
 METHOD = "tilewright.v1.Dispatch/Run"
 METADATA = (("user-agent", "grpc-python/1.80.0 grpc-c/52.0.0 (linux; chttp2)"),)
+NAMED = Given("")
 PARTS = (("plan", 1000), ("build", 0), ("queue", 2000), ("device", 3000))
 
 
@@ -86,7 +88,8 @@ def traced(tracer: Tracer) -> Cost:
     def once() -> float:
         begin = time.process_time_ns()
         for _ in range(LOOP):
-            tracer.ended(METHOD, 10_000, ANONYMOUS, METADATA, PARTS, None)
+            if tracer.samples(METADATA):
+                tracer.ended(METHOD, 10_000, ANONYMOUS, METADATA, PARTS, None, NAMED)
         return (time.process_time_ns() - begin) / LOOP / 1000
 
     return Cost(once)
@@ -98,7 +101,7 @@ def watching(tracer: Tracer) -> dict[str, Cost]:
     operation, kernel = statistics.operation("gemm"), statistics.kernel("gemm", "cpu:0")
     line = logging.getLogger("tilewright.calls")
     return {
-        "books of a gRPC call": alone(lambda: traffic.ended(METHOD, 10_000, ANONYMOUS, None, str)),
+        "books of a gRPC call": alone(lambda: traffic.ended(METHOD, 10_000, ANONYMOUS, None, NAMED)),
         "books of an execution": alone(lambda: statistics.executed(operation, (kernel,), (1000,), 1, 2000)),
         "of these its two histograms": alone(lambda: (operation.queue.observe(2000), operation.device.observe(1000))),
         "traces of 1 %": traced(tracer),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +17,9 @@ import tilewright as tw
 from tilewright.transport.tracing import call_span, launching
 from tilewright_kit.types.errors import NotFoundError
 from tilewright_server.devices.tracing import PacketTimes
+from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer, trace_id
+from tilewright_server.endpoints.rpc.transport.traffic import Traffic
 from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.protocol.request_ids import Given
 
@@ -41,7 +44,22 @@ def collector() -> Iterator[Receiver]:
 
 def ended(tracer: Tracer, parent: str | bytes | None, error: tuple[str, str] | None = None) -> None:
     metadata = () if parent is None else (("traceparent", parent),)
-    tracer.ended("tilewright.v1.Dispatch/Run", 10_000, ANONYMOUS, metadata, PARTS, error, Given("chat-1"))
+    if tracer.samples(metadata):
+        tracer.ended("tilewright.v1.Dispatch/Run", 10_000, ANONYMOUS, metadata, PARTS, error, Given("chat-1"))
+
+
+def test_it_is_decided_once_for_a_call_whether_it_is_sampled() -> None:
+    """So its parts are noted if it is, and only then; the next request of a stream is decided anew."""
+    traffic = Traffic()
+    traffic.tracer = Tracer(Memory().provider, 0.5)
+    nothing: Any = None
+    event: Any = SimpleNamespace(call=None, invocation_metadata=())
+    answers = []
+    for _ in range(100):
+        call = WireCall(event, None, nothing, traffic, nothing, nothing)
+        answers.append(call.traced)
+        assert all(call.traced == answers[-1] for _ in range(20))
+    assert 10 < sum(answers) < 90
 
 
 def test_a_trace_goes_from_the_program_through_the_client_to_the_parts_of_the_call(

@@ -87,6 +87,7 @@ class WireCall:
         "_quotas",
         "_refusal",
         "_request",
+        "_sampled",
         "_seen",
         "_state",
         "_traffic",
@@ -109,6 +110,7 @@ class WireCall:
         self._counted = False
         self._refusal: Refusal | None = None
         self._request = ""
+        self._sampled: bool | None = None
         self.began_ns = time.perf_counter_ns()
         """Beginning of the call, or of the present request of a stream."""
         self.method = ""
@@ -147,8 +149,13 @@ class WireCall:
 
     @property
     def traced(self) -> bool:
-        """Its parts may be asked for."""
-        return self._traffic.tracer is not None
+        """Its parts are asked for: it is sampled, which is decided once."""
+        tracer = self._traffic.tracer
+        if tracer is None:
+            return False
+        if self._sampled is None:
+            self._sampled = tracer.samples(self.metadata())
+        return self._sampled
 
     @property
     def is_local(self) -> bool:
@@ -284,9 +291,10 @@ class WireCall:
     def _count(self, ns: int | None) -> None:
         traffic = self._traffic
         traffic.ended(self.method, ns, self.client, self._refusal, self)
-        if traffic.tracer is not None and ns is not None:
+        if ns is not None and traffic.tracer is not None and self.traced:
             error = None if self._refusal is None else (self._refusal.code, self._refusal.reason)
             traffic.tracer.ended(self.method, ns, self.client, self.metadata(), self.parts, error, self)
+        self._sampled = None  # the next request of a stream is another call
 
     def _start(
         self,

@@ -1,7 +1,7 @@
 """Traces of calls, by OpenTelemetry: a span for each call that is sampled, with the parts that its time went to.
 
 Spans are made when a call has ended, from the times that the server takes of every call anyway: a call that is not
-sampled costs a look at its metadata.
+sampled costs a look at its metadata and a number of chance, once, and nothing is noted for it.
 """
 
 from __future__ import annotations
@@ -117,6 +117,16 @@ class Tracer:
         self._contexts = TraceContextTextMapPropagator()
         self._ratio = ratio
 
+    def samples(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """True if a call with this metadata is to be noted: as its client has decided, or else by chance."""
+        for key, value in metadata:
+            if key == TRACEPARENT:
+                parent = CONTEXT.fullmatch(value) if isinstance(value, str) else None
+                if parent is not None:
+                    return bool(int(parent[1], 16) & SAMPLED)
+                break
+        return random.random() < self._ratio
+
     def ended(
         self,
         method: str,
@@ -127,14 +137,8 @@ class Tracer:
         error: tuple[str, str] | None,
         named: Named,
     ) -> None:
-        """Note a call that took ``ns`` nanoseconds until now; ``error`` has the code and the reason of a refusal."""
-        given = next((value for key, value in metadata if key == TRACEPARENT), None)
-        parent = CONTEXT.fullmatch(given) if isinstance(given, str) else None
-        if parent is None:
-            if random.random() >= self._ratio:
-                return
-        elif not int(parent[1], 16) & SAMPLED:
-            return
+        """Note a call that is sampled and took ``ns`` nanoseconds until now; ``error`` has the code and the reason of a
+        refusal."""
         carrier = {key: value for key, value in metadata if key in (TRACEPARENT, TRACESTATE) and isinstance(value, str)}
         end = time.time_ns()
         laid = laid_out(parts, end - ns, end)
