@@ -23,9 +23,9 @@ import numpy as np
 from protocol_cost import FLAGS, PORT, cpu_of, own, own_plan
 
 import tilewright as tw
+from tilewright_server.clients.client import ANONYMOUS
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer, open_tracer
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
-from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.hosting.logs import set_up
 from tilewright_server.protocol.request_ids import Given

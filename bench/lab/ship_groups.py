@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.measurements import Measurement
-from tilewright_server.measurements.exchange import read_file
+from tilewright_server.engine.measurements.exchange import read_file
 from tilewright_tools.tuning.export import shipped_lines
 
 FOLDER = Path(__file__).resolve().parents[2] / "plugins" / "grouped_conv" / "tilewright_grouped_conv" / "measured"

@@ -31,8 +31,8 @@ MARKS = "extended and not exhaustive"
 """The tests that are recorded: those of ``make test-rest``."""
 EVERY = (
     "arch", "emulator", "native/include", "native/tilewright_native", "plugins/kit", "server/tilewright_server/build",
-    "server/tilewright_server/protocol", "server/tilewright_server/__init__.py", "tools/tilewright_tools/analysis",
-    "tools/tilewright_tools/__init__.py", "tests/kernels", "tests/conftest.py",
+    "server/tilewright_server/clients", "server/tilewright_server/protocol", "server/tilewright_server/__init__.py",
+    "tools/tilewright_tools/analysis", "tools/tilewright_tools/__init__.py", "tests/kernels", "tests/conftest.py",
 )  # fmt: skip
 """Folders and files that all of these tests may read."""
 ATTENTION, CONVOLUTION, PRODUCTS = "plugins/fmha", "plugins/grouped_conv", "plugins/gemm"

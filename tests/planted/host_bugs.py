@@ -74,7 +74,7 @@ HOST_BUGS = [
     # the server
     Bug(
         "server: a newcomer may catch up with all that others used",
-        f"{SERVER}/build/fair_queue.py",
+        f"{SERVER}/clients/fair_queue.py",
         "                node.used = max(node.used, node.parent.now)\n            node.queued += 1",
         "                pass\n            node.queued += 1",
         "tests/server/build/test_fair_queue.py",

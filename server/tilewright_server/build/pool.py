@@ -26,9 +26,9 @@ from tilewright_server.build.cache.artifacts import ArtifactCache, ArtifactMeta,
 from tilewright_server.build.cache.budget import Budget
 from tilewright_server.build.cache.files import Lock
 from tilewright_server.build.failures import from_outside, shutting_down, unwanted
-from tilewright_server.build.fair_queue import FairQueue, Party, Place
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
 from tilewright_server.build.workers.standing_back import standing_back
+from tilewright_server.clients.fair_queue import FairQueue, Party, Place
 from tilewright_server.protocol.request_ids import serve
 
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "SharedStore", "Waiter"]

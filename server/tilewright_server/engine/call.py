@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tilewright_kit.types.errors import CancelledError, DeadlineError
-from tilewright_server.engine.client import ANONYMOUS, Client
+from tilewright_server.clients.client import ANONYMOUS, Client
 
 __all__ = ["Call", "Cancellation", "Owner", "WouldWaitError"]
 

@@ -38,6 +38,7 @@ from tilewright_server.engine.kernels.catalog import KernelCatalog
 from tilewright_server.engine.kernels.names import Catalogs
 from tilewright_server.engine.kernels.registered import Owner, RegisteredKernels
 from tilewright_server.engine.kernels.store import KernelStore
+from tilewright_server.engine.measurements.strategies import Generations, measured_strategies
 from tilewright_server.engine.planning.ahead_of_time import AheadOfTime
 from tilewright_server.engine.planning.assembler import Assembler
 from tilewright_server.engine.planning.computing import Computing
@@ -46,7 +47,6 @@ from tilewright_server.engine.planning.quarantine import Quarantine
 from tilewright_server.engine.planning.set_builds import BuildResult, SetBuilds
 from tilewright_server.engine.statistics import Statistics
 from tilewright_server.engine.types import EngineOptions, Outcome, Selection
-from tilewright_server.measurements.strategies import Generations, measured_strategies
 
 __all__ = ["BuildEvent", "BuildResult", "Engine", "Prepared"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tilewright_server.engine.client import Client
+from tilewright_server.clients.client import Client
 from tilewright_server.memory.shm import NAME
 
 __all__ = ["UNKNOWN", "is_known", "kernel_client", "pid_of", "process_client", "proved_process"]

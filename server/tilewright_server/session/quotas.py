@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tilewright_kit.types.errors import ResourceExhaustedError
-from tilewright_server.engine.client import Client
+from tilewright_server.clients.client import Client
 
 __all__ = ["REMEDIES", "Account", "Limits", "Quotas", "Resource", "buffer_charges"]
 

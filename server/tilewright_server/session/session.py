@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tilewright_kit.types.errors import DeadlineError, InvalidArgumentError, TilewrightError
-from tilewright_server.engine.client import Client
+from tilewright_server.clients.client import Client
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import DeviceRegion
 from tilewright_server.memory.errors import not_over_tcp, over_quota, unknown, unknown_session

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tilewright_server.engine.client import ANONYMOUS, Client
+from tilewright_server.clients.client import ANONYMOUS, Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.memory.regions import InodeOwners
 from tilewright_server.session.quotas import Account, Limits, Quotas, Resource

@@ -20,8 +20,8 @@ from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.measurements import Measurement, point_of
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.measurements.database import PerfDatabase
 from tilewright_server.engine.types import EngineOptions
-from tilewright_server.measurements.database import PerfDatabase
 from tilewright_server.session.launch_page import CallerLaunches
 from tilewright_server.session.launch_page import LaunchPage as ServerPage
 

@@ -16,8 +16,8 @@ from tilewright_server.build.build import Build
 from tilewright_server.build.cache.artifacts import ArtifactCache
 from tilewright_server.build.pool import BuildPool, PoolOptions
 from tilewright_server.build.toolchains.toolchain import CpuToolchain
+from tilewright_server.clients.client import Client, Priority
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client, Priority
 
 Unit = Callable[..., SourceUnit]
 AUTHOR = Client("uid:1", "author", b"1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright_server.build.fair_queue import FairQueue
+from tilewright_server.clients.fair_queue import FairQueue
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from engine_harness import call, plan
 from vector_operation import SETS, VectorOperation, request
 
 from tilewright_kit.types.errors import DeadlineError
+from tilewright_server.clients.client import Client
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import Selection
 

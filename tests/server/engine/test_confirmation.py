@@ -17,12 +17,12 @@ from vector_operation import VectorConfig, request
 
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.measurements.database import PerfDatabase
 from tilewright_server.engine.types import Selection
 from tilewright_server.hosting.confirmation.budget import Budget
 from tilewright_server.hosting.confirmation.confirmation import LEAST, RIVALS, Confirmation
 from tilewright_server.hosting.confirmation.hot_problems import HotProblem, HotProblems
 from tilewright_server.hosting.confirmation.trials import LEAST_LAUNCHES
-from tilewright_server.measurements.database import PerfDatabase
 
 N = 200_000
 GENERATE = vector_operation.VectorOperation.generate

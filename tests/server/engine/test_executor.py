@@ -20,8 +20,8 @@ from tilewright_kit.types.errors import (
     TilewrightError,
     UnavailableError,
 )
+from tilewright_server.clients.client import Client, Priority
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.types import Outcome
 
 

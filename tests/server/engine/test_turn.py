@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tilewright_server.clients.client import Client
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client
 from tilewright_server.engine.execution import turn as module
 from tilewright_server.engine.execution.admission import Admission
 from tilewright_server.engine.execution.turn import SLICE_NS, Slices, Turn

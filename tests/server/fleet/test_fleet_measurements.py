@@ -13,11 +13,11 @@ import pytest
 
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.types.errors import UnavailableError
+from tilewright_server.engine.measurements.database import PerfDatabase
 from tilewright_server.hosting.fleet.breaker import Breaker
 from tilewright_server.hosting.fleet.measurements import SharedMeasurements
 from tilewright_server.hosting.fleet.seal import Seal
 from tilewright_server.hosting.fleet.store import Store
-from tilewright_server.measurements.database import PerfDatabase
 
 Make = Callable[..., SharedMeasurements]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tilewright_kit.types.errors import ResourceExhaustedError
-from tilewright_server.engine.client import Client, Priority
+from tilewright_server.clients.client import Client, Priority
 from tilewright_server.session import processes
 from tilewright_server.session.processes import is_known, process_client, proved_process
 from tilewright_server.session.quotas import Account, Limits, Quotas, Resource

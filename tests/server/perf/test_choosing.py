@@ -11,8 +11,8 @@ from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.measurements import Measurement, point_of
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.measurements.database import PerfDatabase
 from tilewright_server.engine.types import EngineOptions, Selection
-from tilewright_server.measurements.database import PerfDatabase
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 

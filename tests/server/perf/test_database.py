@@ -15,8 +15,8 @@ import pytest
 
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
-from tilewright_server.measurements.database import Filter, PerfDatabase, best_rows
-from tilewright_server.measurements.exchange import read_file, write_file
+from tilewright_server.engine.measurements.database import Filter, PerfDatabase, best_rows
+from tilewright_server.engine.measurements.exchange import read_file, write_file
 
 
 def row(m: int = 64, us: float = 5.0, tile: int = 128, **changes: Any) -> Measurement:
@@ -105,7 +105,7 @@ def test_writers_in_many_processes_lose_nothing(database: PerfDatabase) -> None:
         "import sys, json\n"
         "from pathlib import Path\n"
         "from tilewright_kit.selection.measurements import Measurement\n"
-        "from tilewright_server.measurements.database import PerfDatabase\n"
+        "from tilewright_server.engine.measurements.database import PerfDatabase\n"
         "record, base = json.loads(sys.argv[2]), int(sys.argv[3])\n"
         "for index in range(25):\n"
         "    record['sizes']['m'] = base + index\n"

@@ -7,7 +7,7 @@ import pytest
 
 from tilewright_kit.selection.trees import Forest, evaluate
 from tilewright_native import library_path
-from tilewright_server.measurements.trees import tree_evaluator
+from tilewright_server.engine.measurements.trees import tree_evaluator
 
 
 def grown(rng: np.random.Generator, trees: int, depth: int, features: int) -> Forest:

@@ -14,10 +14,10 @@ from rpc_harness import Client, MemoryFile, ServerProcess, detail_of, eventually
 from tilewright.session.grpc import identified
 from tilewright_kit.types.errors import AccessError
 from tilewright_proto.v1 import memory_pb2 as mp
+from tilewright_server.clients import client as callers
 from tilewright_server.endpoints.rpc.access.gate import Gate
 from tilewright_server.endpoints.rpc.access.roles import Role, is_audited, role_of
 from tilewright_server.endpoints.rpc.transport.threads import Starter, Threads
-from tilewright_server.engine import client as engine
 from tilewright_tools.cli import main
 
 
@@ -68,11 +68,11 @@ def test_a_socket_that_others_reach_asks_for_a_proof_where_no_relay_asks_the_ker
 
 def test_another_user_of_an_open_socket_is_refused() -> None:
     gate = Gate(open_socket=True)
-    gate.check_owner(engine.Client(f"uid:{os.geteuid()}", "pid:7@1", b""))
-    gate.check_owner(engine.Client("uid:0", "pid:7@1", b""))
+    gate.check_owner(callers.Client(f"uid:{os.geteuid()}", "pid:7@1", b""))
+    gate.check_owner(callers.Client("uid:0", "pid:7@1", b""))
     for principal in ("uid:54321", f"uid:{os.geteuid()}@4026531836"):
         with pytest.raises(AccessError):
-            gate.check_owner(engine.Client(principal, "pid:7@1", b""))
+            gate.check_owner(callers.Client(principal, "pid:7@1", b""))
 
 
 def test_the_list_takes_the_role_administer_and_is_audited() -> None:
@@ -89,7 +89,7 @@ def test_calls_that_wait_and_run_are_counted_by_session() -> None:
         entered.set()
         go.wait(30)
 
-    one, other = (engine.Client("uid:1", "pid:1@1", token) for token in (b"one", b"two"))
+    one, other = (callers.Client("uid:1", "pid:1@1", token) for token in (b"one", b"two"))
     threads.submit(job, one)
     assert entered.wait(30)
     threads.submit(lambda: None, one)

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.transport import traffic
 from tilewright_server.endpoints.rpc.transport.traffic import LINES, LINES_PER_S, Refusal, log_refusal
-from tilewright_server.engine.client import Client
 
 FLOOD = Client("uid:1", "pid:1@1", b"")
 OTHER = Client("uid:1", "pid:2@1", b"")

@@ -16,11 +16,11 @@ from rpc_harness import REAL, ServerProcess
 import tilewright as tw
 from tilewright.transport.tracing import call_span, launching
 from tilewright_kit.types.errors import NotFoundError
+from tilewright_server.clients.client import ANONYMOUS
 from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer, trace_id
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
-from tilewright_server.engine.client import ANONYMOUS
 from tilewright_server.protocol.request_ids import Given
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed")

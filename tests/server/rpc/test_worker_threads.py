@@ -9,9 +9,9 @@ import pytest
 from rpc_harness import eventually
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.transport import threads
 from tilewright_server.endpoints.rpc.transport.threads import Starter, Threads
-from tilewright_server.engine.client import Client
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from tilewright_gemm.plugin import GemmOperation
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.selection.measured import Measured
 from tilewright_kit.selection.measurements import ShippedMeasurements, point_of
-from tilewright_server.measurements.database import PerfDatabase
-from tilewright_server.measurements.exchange import write_file
+from tilewright_server.engine.measurements.database import PerfDatabase
+from tilewright_server.engine.measurements.exchange import write_file
 from tilewright_tools.tuning import evaluate
 from tilewright_tools.tuning import export as ship
 from tilewright_tools.tuning.results import Output, Result, Stamp

@@ -89,11 +89,11 @@ def test_confirmation_takes_no_more_of_a_gpu_than_its_share(gpu: Setup, tmp_path
     import time
 
     from tilewright_server.engine.call import Call
+    from tilewright_server.engine.measurements.database import PerfDatabase
     from tilewright_server.engine.types import Selection
     from tilewright_server.hosting.confirmation.budget import Budget
     from tilewright_server.hosting.confirmation.confirmation import Confirmation
     from tilewright_server.hosting.confirmation.hot_problems import HotProblem
-    from tilewright_server.measurements.database import PerfDatabase
 
     engine, share = gpu.engine(), 0.01
     try:

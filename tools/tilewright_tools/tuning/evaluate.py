@@ -26,7 +26,7 @@ from tilewright_kit.selection.measured import Measured
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.selection.strategies import Heuristic, Strategy
 from tilewright_kit.types.errors import NotFoundError, TilewrightError
-from tilewright_server.measurements.database import best_rows
+from tilewright_server.engine.measurements.database import best_rows
 from tilewright_tools.tuning.export import TOP
 from tilewright_tools.tuning.measure.timing import percentile
 from tilewright_tools.tuning.results import Result, read_results

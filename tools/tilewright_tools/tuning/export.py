@@ -24,8 +24,8 @@ from tilewright_kit.contract.operation import Operation
 from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, TilewrightError
-from tilewright_server.measurements.database import Filter, PerfDatabase, best_rows
-from tilewright_server.measurements.exchange import read_file
+from tilewright_server.engine.measurements.database import Filter, PerfDatabase, best_rows
+from tilewright_server.engine.measurements.exchange import read_file
 
 __all__ = ["compact", "main", "shipped_lines"]
 

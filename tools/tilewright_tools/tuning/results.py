@@ -17,7 +17,7 @@ from typing import Any
 from tilewright_kit.commands.cases import Case
 from tilewright_kit.selection.measurements import Measurement
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError
-from tilewright_server.measurements.exchange import parquet, read_parquet, write_parquet
+from tilewright_server.engine.measurements.exchange import parquet, read_parquet, write_parquet
 from tilewright_tools.tuning.problems.families import stored_case
 
 __all__ = ["FAILED", "TIME_OVER", "Output", "Result", "Stamp", "read_results"]

@@ -18,7 +18,7 @@ from tilewright_kit.selection.measured import Auto, Measured
 from tilewright_kit.selection.measurements import ShippedMeasurements
 from tilewright_kit.types.errors import UnavailableError, UnsupportedError
 from tilewright_server.engine.engine import Engine
-from tilewright_server.measurements.strategies import measured_strategies
+from tilewright_server.engine.measurements.strategies import measured_strategies
 from tilewright_tools.tuning.choices import Choices
 from tilewright_tools.tuning.measure.setup import Setup
 from tilewright_tools.tuning.oracle import DRAWS, Oracle

@@ -13,6 +13,7 @@ from tilewright_kit.contract.problem import Operand, OperationRequest, Role
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_proto.inference import inference_pb2 as pb
+from tilewright_server.clients.client import Priority
 from tilewright_server.endpoints.kserve.counters import ModelCounters
 from tilewright_server.endpoints.kserve.models import PREFIX, VERSION, Models, check_version
 from tilewright_server.endpoints.kserve.owners import LoadedPlan, Owners
@@ -29,7 +30,6 @@ from tilewright_server.endpoints.kserve.tensors import (
     shared_memory,
 )
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Priority
 from tilewright_server.engine.types import Selection
 from tilewright_server.service import RunResult, Service
 from tilewright_server.session.operands.operand_binding import Location

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import AccessError, CancelledError, NotFoundError
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.kserve.connections import (
     Connection,
     maps_object,
@@ -24,7 +25,6 @@ from tilewright_server.endpoints.kserve.connections import (
     uid_of_port,
 )
 from tilewright_server.endpoints.kserve.counters import ModelCounters
-from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Selection
 from tilewright_server.session.processes import UNKNOWN, is_known, pid_of
 from tilewright_server.session.session import Session

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from tilewright_server.clients.client import Client
 from tilewright_server.devices.contract import IPC_KINDS, MemoryHandle
 from tilewright_server.endpoints.kserve.owners import Owner, Owners, SharedRegion, no_region
-from tilewright_server.engine.client import Client
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle
 from tilewright_server.memory.shm import MAX_REGION_BYTES, open_object
 

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError
 from tilewright_proto.inference import inference_pb2 as pb
 from tilewright_server import __version__
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.kserve.inference import Inference
 from tilewright_server.endpoints.kserve.models import VERSION, Model, Models, check_version, tensor_of, unknown_model
 from tilewright_server.endpoints.kserve.owners import LoadedPlan, Owners
@@ -16,7 +17,6 @@ from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, call_of, lane, parse_as
 from tilewright_server.endpoints.rpc.transport.traffic import Refusal, log_refusal
 from tilewright_server.engine.call import Call, Cancellation
-from tilewright_server.engine.client import Client
 from tilewright_server.protocol.errors import MAX_MESSAGE, as_tilewright_error, clean
 from tilewright_server.protocol.request_ids import Given, current, printable
 from tilewright_server.protocol.request_ids import serve as serve_request

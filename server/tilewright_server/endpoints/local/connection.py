@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError, UnsupportedError
 from tilewright_proto.v1 import local_pb2
 from tilewright_server import __version__
+from tilewright_server.clients.client import Client
 from tilewright_server.devices.contract import RECORD, REPLY, TIME, WAIT
 from tilewright_server.endpoints.local.calls import Calls
 from tilewright_server.endpoints.local.listener import check_peer
@@ -26,7 +27,6 @@ from tilewright_server.endpoints.local.shared_thread import SharedThread, soon
 from tilewright_server.endpoints.rpc.transport.tracing import PacketTrace, Tracer
 from tilewright_server.endpoints.rpc.transport.traffic import Refusal, log_refusal
 from tilewright_server.engine.call import WouldWaitError
-from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.protocol.errors import as_tilewright_error
 from tilewright_server.protocol.frames import (

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError
-from tilewright_server.engine.client import Client
+from tilewright_server.clients.client import Client
 from tilewright_server.protocol.inherited import Inherited
 from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess
 from tilewright_server.protocol.unix_place import UnixPlace

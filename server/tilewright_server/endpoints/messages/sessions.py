@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tilewright_proto.v1 import memory_pb2 as pb
-from tilewright_server.engine.client import Client
+from tilewright_server.clients.client import Client
 from tilewright_server.protocol.errors import clean
 from tilewright_server.session.session import Session
 

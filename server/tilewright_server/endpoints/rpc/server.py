@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2
 
 from tilewright_kit.types.errors import CancelledError
 from tilewright_proto.v1 import dispatch_pb2, kernels_pb2, memory_pb2
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.access.gate import Gate
 from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.listeners import Listener
@@ -33,7 +34,6 @@ from tilewright_server.endpoints.rpc.transport.threads import UNLIMITED, Starter
 from tilewright_server.endpoints.rpc.transport.tracing import open_tracer
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
 from tilewright_server.engine.call import Cancellation
-from tilewright_server.engine.client import Client
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.service import Service
 from tilewright_server.session.processes import UNKNOWN

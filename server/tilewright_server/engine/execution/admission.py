@@ -1,5 +1,5 @@
 """Admission to a device: which execution runs now, which waits and for how long, which is turned away. The order is
-that of ``build.fair_queue``, which calls and compilations have in common.
+that of ``clients.fair_queue``, which calls and compilations have in common.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import threading
 import time
 
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
-from tilewright_server.build.fair_queue import FairQueue, Place
+from tilewright_server.clients.fair_queue import FairQueue, Place
 from tilewright_server.engine.call import Call, WouldWaitError
 
 __all__ = ["Admission", "Waiter"]

@@ -19,8 +19,8 @@ from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import BuildFailedError, DeviceError, InternalError, NotFoundError
 from tilewright_server.build.cache.artifacts import Artifact, ArtifactCache
 from tilewright_server.build.pool import Build, BuildPool
+from tilewright_server.clients.client import Client
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client
 from tilewright_server.engine.kernels.loaded import Modules, ModuleUse
 from tilewright_server.engine.lru import Lru
 

@@ -18,9 +18,9 @@ from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.selection.strategies import Explicit, FirstFit, Ranked, Selector
 from tilewright_kit.types.errors import BuildFailedError, DeviceError, TilewrightError
 from tilewright_server.build.pool import BuildEvent
+from tilewright_server.clients.client import Client, Priority
 from tilewright_server.devices.registry import DeviceRegistry
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.delayed_worker import Later
 from tilewright_server.engine.execution.prepared import Prepared
 from tilewright_server.engine.execution.value_check import value_check

@@ -10,8 +10,8 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.build.pool import Build, BuildEvent
+from tilewright_server.clients.client import Priority
 from tilewright_server.engine.call import Call
-from tilewright_server.engine.client import Priority
 from tilewright_server.engine.kernels.store import KernelStore
 from tilewright_server.engine.planning.computing import Computing
 

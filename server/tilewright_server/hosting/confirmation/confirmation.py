@@ -15,16 +15,16 @@ from tilewright_kit.contract.problem import Problem
 from tilewright_kit.selection.measurements import Measurement, point_of
 from tilewright_kit.selection.strategies import Selector
 from tilewright_kit.types.errors import BuildFailedError, ConfigInvalidError, TilewrightError
+from tilewright_server.clients.client import Client, Priority
 from tilewright_server.engine.call import Call, Cancellation
-from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.engine import Engine, Prepared
 from tilewright_server.engine.lru import Lru
+from tilewright_server.engine.measurements.database import Filter, PerfDatabase
 from tilewright_server.engine.types import Selection
 from tilewright_server.hosting.confirmation.budget import Budget
 from tilewright_server.hosting.confirmation.contest import Contest, Times
 from tilewright_server.hosting.confirmation.hot_problems import HotProblem, HotProblems
 from tilewright_server.hosting.confirmation.trials import Trial, traffic_of
-from tilewright_server.measurements.database import Filter, PerfDatabase
 
 __all__ = ["Confirmation"]
 

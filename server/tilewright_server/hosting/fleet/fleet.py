@@ -11,11 +11,11 @@ from tilewright_kit.contract.source import SourceUnit
 from tilewright_server.build.build import SharedState
 from tilewright_server.build.cache.artifacts import ArtifactMeta
 from tilewright_server.engine.engine import Engine
+from tilewright_server.engine.measurements.database import PerfDatabase
 from tilewright_server.hosting.fleet.kernels import SharedKernels
 from tilewright_server.hosting.fleet.measurements import SharedMeasurements
 from tilewright_server.hosting.fleet.seal import Seal
 from tilewright_server.hosting.fleet.store import Store
-from tilewright_server.measurements.database import PerfDatabase
 from tilewright_server.settings import Settings
 
 __all__ = ["Fleet", "open_fleet"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from tilewright_kit.selection.measurements import Measurement, read_lines
 from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError, UnavailableError
+from tilewright_server.engine.measurements.database import PerfDatabase
 from tilewright_server.hosting.fleet.seal import Seal
 from tilewright_server.hosting.fleet.store import Store
-from tilewright_server.measurements.database import PerfDatabase
 
 __all__ = ["MeasurementCounters", "SharedMeasurements"]
 

@@ -29,9 +29,9 @@ def open_observers(
         parts.callback(journal.close)
         found.append(lambda asked, selection, plan, count: journal.note(asked, selection, plan.device, count))
     if settings.confirm_share and settings.perf_database is not None:
+        from tilewright_server.engine.measurements.database import PerfDatabase
         from tilewright_server.hosting.confirmation.budget import Budget
         from tilewright_server.hosting.confirmation.confirmation import Confirmation
-        from tilewright_server.measurements.database import PerfDatabase
 
         budget = Budget(settings.confirm_share, settings.confirm_builds)
         confirmation = Confirmation(engine, PerfDatabase(settings.perf_database), budget, changed)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tilewright_kit.commands.cases import Case
     from tilewright_server.engine.engine import Engine
-    from tilewright_server.measurements.database import PerfDatabase
+    from tilewright_server.engine.measurements.database import PerfDatabase
     from tilewright_tools.tuning.measure.setup import Setup
     from tilewright_tools.tuning.results import Output, Result
     from tilewright_tools.tuning.spread import Kind
@@ -241,7 +241,7 @@ class _Run:
 
     def open(self, stack: ExitStack, output: Path | None, resume: bool, database: Path | None) -> None:
         """Everything that can refuse the request, before anything is built."""
-        from tilewright_server.measurements.database import PerfDatabase
+        from tilewright_server.engine.measurements.database import PerfDatabase
         from tilewright_tools.tuning.results import Output
 
         engine = self.setup.engine()

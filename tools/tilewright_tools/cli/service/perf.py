@@ -14,7 +14,7 @@ from tilewright_tools.cli.service.learning import evaluate, train
 
 if TYPE_CHECKING:
     from tilewright_kit.selection.measurements import Measurement
-    from tilewright_server.measurements.database import Filter, PerfDatabase
+    from tilewright_server.engine.measurements.database import Filter, PerfDatabase
 
 __all__ = ["app"]
 
@@ -74,7 +74,7 @@ def best(
     as_json: bool = _JSON,
 ) -> None:
     """Show the fastest kernels of every problem."""
-    from tilewright_server.measurements.database import best_rows
+    from tilewright_server.engine.measurements.database import best_rows
 
     groups = best_rows(_open(database).select(_filter(operation, arch, device, kernel)), top)
     if as_json:
@@ -94,7 +94,7 @@ def export(
     database: Path | None = _DATABASE,
 ) -> None:
     """Write measurements to a file, for other machines."""
-    from tilewright_server.measurements.exchange import write_file
+    from tilewright_server.engine.measurements.exchange import write_file
 
     count = write_file(file, _open(database).select(_filter(operation, arch, device, kernel)))
     note(f"{count} measurements written to {file}")
@@ -135,8 +135,8 @@ def prune(
 
 
 def _read(file: Path) -> list[Measurement]:
-    from tilewright_server.measurements.database import PerfDatabase
-    from tilewright_server.measurements.exchange import read_file
+    from tilewright_server.engine.measurements.database import PerfDatabase
+    from tilewright_server.engine.measurements.exchange import read_file
 
     is_database = file.suffix in (".sqlite", ".db") and file.is_file()
     return PerfDatabase(file).select() if is_database else read_file(file)
@@ -144,7 +144,7 @@ def _read(file: Path) -> list[Measurement]:
 
 def _open(database: Path | None) -> PerfDatabase:
     from tilewright_server import settings
-    from tilewright_server.measurements.database import PerfDatabase
+    from tilewright_server.engine.measurements.database import PerfDatabase
 
     found = settings.load({"perf_database": database}).perf_database
     assert found is not None, "settings.load always says where"
@@ -152,7 +152,7 @@ def _open(database: Path | None) -> PerfDatabase:
 
 
 def _filter(operation: str, arch: str, device: str, kernel: str) -> Filter:
-    from tilewright_server.measurements.database import Filter
+    from tilewright_server.engine.measurements.database import Filter
 
     if arch:
         import tilewright_arch

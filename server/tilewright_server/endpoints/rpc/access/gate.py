@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, TilewrightError, UnauthenticatedError
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.access.credentials import Certificates, fingerprint
 from tilewright_server.endpoints.rpc.access.policy import Grant, Policy, read_policy
 from tilewright_server.endpoints.rpc.access.roles import Role, role_of
-from tilewright_server.engine.client import Client
 from tilewright_server.session.processes import is_known
 
 __all__ = ["Caller", "Gate"]

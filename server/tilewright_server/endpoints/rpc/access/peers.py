@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright_kit.types.errors import CancelledError
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.relay import Relay
-from tilewright_server.engine.client import Client
 from tilewright_server.session.processes import kernel_client
 
 __all__ = ["Certificate", "Peers", "Remote"]

@@ -10,13 +10,13 @@ from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, Til
 from tilewright_proto.v1 import dispatch_pb2 as pb
 from tilewright_proto.v1 import operations_pb2
 from tilewright_proto.v1.operations_pb2 import DescribeOperationReply as DescribeReply
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.messages import tensors as convert
 from tilewright_server.endpoints.messages.operations import description
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, call_of, lane, parse_as, raw
 from tilewright_server.endpoints.rpc.transport.tracing import Parts
 from tilewright_server.engine.call import Call, Cancellation
-from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Outcome
 from tilewright_server.protocol.errors import as_tilewright_error, to_detail
 from tilewright_server.service import Batch, Finished, Result, Service

@@ -11,6 +11,7 @@ from functools import partial
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_proto.v1 import memory_pb2 as pb
+from tilewright_server.clients.client import Priority
 from tilewright_server.devices.contract import uses_host_memory
 from tilewright_server.endpoints.messages.regions import exported, region_reply, region_source
 from tilewright_server.endpoints.messages.sessions import session_summary
@@ -18,7 +19,6 @@ from tilewright_server.endpoints.rpc.access.gate import Gate
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
 from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Send, call_of, events, lane
 from tilewright_server.endpoints.rpc.transport.threads import Threads
-from tilewright_server.engine.client import Priority
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import exportable_bytes
 from tilewright_server.service import Service

@@ -22,12 +22,12 @@ from grpc import _server as grpc_server
 from grpc._cython import cygrpc
 
 from tilewright_kit.types.errors import CancelledError, ResourceExhaustedError, UnsupportedError
+from tilewright_server.clients.client import ANONYMOUS, Client
 from tilewright_server.endpoints.rpc.access.peers import Peers, Remote
 from tilewright_server.endpoints.rpc.transport.pace import Pace
 from tilewright_server.endpoints.rpc.transport.status import set_status
 from tilewright_server.endpoints.rpc.transport.tracing import TRACEPARENT, Parts, trace_id
 from tilewright_server.endpoints.rpc.transport.traffic import Refusal, Traffic
-from tilewright_server.engine.client import ANONYMOUS, Client
 from tilewright_server.protocol.request_ids import HEADER_NAME, new_id, printable
 from tilewright_server.session.quotas import Quotas, Resource
 

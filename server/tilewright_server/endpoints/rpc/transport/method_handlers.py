@@ -19,13 +19,13 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from tilewright_kit.types.errors import CancelledError, InvalidArgumentError
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.transport.calls import SMALL_BYTES, Outbox, WireCall
 from tilewright_server.endpoints.rpc.transport.event_loop import Entry
 from tilewright_server.endpoints.rpc.transport.intake import Intake
 from tilewright_server.endpoints.rpc.transport.streams import Streams
 from tilewright_server.endpoints.rpc.transport.threads import Threads
 from tilewright_server.engine.call import Call, Cancellation
-from tilewright_server.engine.client import Client
 from tilewright_server.protocol.request_ids import serve as serve_request
 from tilewright_server.protocol.wire_structure import check_structure
 from tilewright_server.session.quotas import Quotas, Resource

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
+from tilewright_server.clients.client import Client
 from tilewright_server.endpoints.rpc.transport.calls import WireCall
-from tilewright_server.engine.client import Client
 from tilewright_server.session.quotas import Quotas, Resource
 
 __all__ = ["OpenStream", "Streams"]

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
-from tilewright_server.engine.client import Client
+from tilewright_server.clients.client import Client
 
 __all__ = ["UNLIMITED", "Starter", "Threads"]
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tilewright_kit.types.errors import InvalidArgumentError, TilewrightError
+from tilewright_server.clients.client import Client
 from tilewright_server.devices.tracing import PacketTimes
 from tilewright_server.endpoints.rpc.transport.status import status_of
-from tilewright_server.engine.client import Client
 from tilewright_server.engine.types import Outcome
 from tilewright_server.protocol.request_ids import Named, current
 

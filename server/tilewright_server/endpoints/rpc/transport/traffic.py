@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from tilewright_kit.types.errors import TilewrightError
+from tilewright_server.clients.client import Client, Priority
 from tilewright_server.endpoints.rpc.access.roles import is_audited
 from tilewright_server.endpoints.rpc.transport.status import status_of
 from tilewright_server.endpoints.rpc.transport.tracing import Tracer
-from tilewright_server.engine.client import Client, Priority
 from tilewright_server.engine.histogram import Histogram
 from tilewright_server.protocol.request_ids import Named
 

@@ -24,7 +24,7 @@ _REMEMBERED = 512
 
 
 class Party(Protocol):
-    """A client of the queue (``engine.Client`` fits)."""
+    """A client of the queue (``client.Client`` fits)."""
 
     @property
     def principal(self) -> str: ...

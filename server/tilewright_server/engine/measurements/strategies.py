@@ -13,8 +13,8 @@ from tilewright_kit.selection.learned import LearnedModels
 from tilewright_kit.selection.measured import Auto, Measured
 from tilewright_kit.selection.measurements import MeasurementSource, ShippedMeasurements
 from tilewright_kit.selection.strategies import Strategy
-from tilewright_server.measurements.database import PerfDatabase
-from tilewright_server.measurements.frozen import Frozen, SelectionLock
+from tilewright_server.engine.measurements.database import PerfDatabase
+from tilewright_server.engine.measurements.frozen import Frozen, SelectionLock
 
 if TYPE_CHECKING:
     from tilewright_kit.selection.trees import Evaluator
@@ -36,7 +36,7 @@ def measured_strategies(plugins: PluginManager, database: Path | None, lock: Pat
 
 
 def _evaluator() -> Evaluator:
-    from tilewright_server.measurements.trees import tree_evaluator
+    from tilewright_server.engine.measurements.trees import tree_evaluator
 
     return tree_evaluator()
 
