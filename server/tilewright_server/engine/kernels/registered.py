@@ -30,7 +30,7 @@ REGISTERED = "registered"
 MAX_SHARED = 10_000
 MAX_OF_SESSION = 1000
 MAX_OF_SESSIONS = 16384
-"""Of all sessions together. Of these and of the shared ones, a process registers at most as many as it leaves."""
+"""Limit of all sessions together. Of these and of the shared ones, a process registers at most as many as it leaves."""
 _RETRY_S = 1.0
 _MAX_FILE = 64 * 1024
 
@@ -49,7 +49,7 @@ class RegisteredKernels:
         self._own: dict[bytes, dict[Place, KernelConfig]] = {}
         self._owners: dict[bytes, Owner] = {}
         self._writers: dict[str, Owner] = {}
-        """Of files that this server was asked for."""
+        """Kernels by files that this server was asked for."""
         self._files: dict[str, tuple[int, KernelConfig | None]] = {}
         self._lock = threading.Lock()
 
