@@ -138,7 +138,7 @@ HOST_BUGS = [
     Bug(
         "server: a failed packet looks like one that did well",
         f"{SERVER}/protocol/frames.py",
-        "return packet(kind | REPLY_KIND, ERROR,",
+        "return packet(kind | REPLY_KIND, flags,",
         "return packet(kind | REPLY_KIND, 0,",
         "tests/server/local/test_hostile_local.py",
     ),
