@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -35,6 +34,8 @@ class UnknownNameError(ArchError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
         self.known = tuple(sorted(known))
+        import difflib  # where an arch was not found only
+
         close = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
         self.suggestion = close[0] if close else None
         hint = f"; did you mean {self.suggestion!r}?" if self.suggestion else ""

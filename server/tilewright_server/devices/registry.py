@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from difflib import get_close_matches
 
 from tilewright_kit.contract.device import Device, DeviceInfo, DeviceProvider
 from tilewright_kit.types.errors import DeadlineError, NotFoundError, TilewrightError, UnavailableError
@@ -52,6 +51,8 @@ class DeviceRegistry:
         return info
 
     def _not_found(self, name: str, found: Mapping[str, DeviceInfo]) -> NotFoundError:
+        from difflib import get_close_matches  # where something was not found only
+
         reason = "this server has no such device" if name else "this server has no device"
         close = get_close_matches(name, found, n=3, cutoff=0.3) or list(found)
         fix = f"use {' or '.join(close)}" if close else "see `tilewright doctor` for what is missing"

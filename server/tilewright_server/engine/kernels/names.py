@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
@@ -22,6 +21,8 @@ _NAMES_COMPARED = 500
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
     """``known`` names that resemble ``name``, as a phrase; all of them if they are few; empty if none does."""
+    from difflib import get_close_matches  # where something was not found only
+
     names = list(islice(known, _NAMES_COMPARED))
     close = get_close_matches(name, names, n=limit, cutoff=0.5)
     if not close and len(names) <= 2 * limit:
