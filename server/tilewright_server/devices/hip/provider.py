@@ -11,8 +11,6 @@ from tilewright_server.devices.gpu.provider import GpuProvider
 from tilewright_server.devices.hip.discovery import Discovery, find, version_text
 from tilewright_server.devices.hip.driver.driver import INSTALL, PACKAGE, PACKAGE_MAJOR
 from tilewright_server.devices.hip.driver.settings import show_only, visible_entry
-from tilewright_server.devices.hip.event_probe import event_problem
-from tilewright_server.devices.hip.signal_probe import signal_problem
 
 if TYPE_CHECKING:
     from tilewright_server.devices.hip.device import HipDevice
@@ -24,6 +22,10 @@ _VISIBLE = "visible"
 
 def _order(ordinal: int) -> str:
     """How launches of this device are tied to streams of clients, and why not in a better way."""
+    # Imported here: a server without AMD GPUs probes none.
+    from tilewright_server.devices.hip.event_probe import event_problem
+    from tilewright_server.devices.hip.signal_probe import signal_problem
+
     by_signals = signal_problem(ordinal)
     if not by_signals:
         return "streams of clients are tied by numbers in shared memory (signals), which passed the probe"
