@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engine_harness import call, plan
 from vector_operation import SETS, VectorOperation, request
 
-from tilewright_kit.types.errors import DeadlineError
+from tilewright_kit.types.errors import DeadlineError, InvalidArgumentError
+from tilewright_proto.v1.kernels_pb2 import BuildRequest
 from tilewright_server.clients.client import Client
+from tilewright_server.endpoints.rpc.services.kernels import MAX_BUILDS, KernelsServicer
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.types import Selection
@@ -148,6 +151,17 @@ def test_a_set_that_is_looked_through_for_the_first_time_leaves_pauses(engine: E
     del pauses[:]
     assert engine.kernels.select("vector", pause=lambda: pauses.append(None)) == chosen
     assert not pauses, "it is remembered"
+
+
+def test_kernels_that_are_asked_for_by_name_are_looked_up_with_pauses_and_are_counted_first(engine: Engine) -> None:
+    wanted = KernelsServicer(SimpleNamespace(engine=engine))._wanted  # type: ignore[arg-type]
+    names = [config.name for config in engine.kernels.select("vector")]
+    pauses: list[None] = []
+    found = wanted(BuildRequest(operation="vector", names=names), lambda: pauses.append(None))
+    assert [config.name for config in found] == names
+    assert len(pauses) >= len(names)
+    with pytest.raises(InvalidArgumentError, match="too many"):
+        wanted(BuildRequest(operation="vector", names=["unknown"] * (MAX_BUILDS + 1)), lambda: None)
 
 
 def test_whoever_waits_for_too_long_is_told_so_and_nothing_is_remembered_against_the_request(

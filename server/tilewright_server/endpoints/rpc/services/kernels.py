@@ -137,7 +137,11 @@ class KernelsServicer:
         operation = request.operation or request.filter.operation
         arch = request.arch or request.filter.arch
         kernels = self._engine.kernels
-        wanted = [kernels.find(operation, name, arch, pause=pause) for name in request.names]
+        _check_count(len(request.names))
+        wanted = []
+        for name in request.names:
+            pause()
+            wanted.append(kernels.find(operation, name, arch, pause=pause))
         if request.config_json:
             wanted.append(self._engine.validate(operation, _config(request.config_json), arch)[0])
         if request.HasField("filter"):
@@ -145,14 +149,7 @@ class KernelsServicer:
             wanted += kernels.select(operation, kernel_set, arch, pattern, session, pause=pause)
         if not wanted:
             raise _nothing_to_build(request)
-        if len(wanted) > MAX_BUILDS:
-            raise InvalidArgumentError(
-                f"{len(wanted)} kernels are too many for one request",
-                field="filter",
-                value=len(wanted),
-                rule="build_count",
-                fix=f"narrow the filter to {MAX_BUILDS}",
-            )
+        _check_count(len(wanted))
         return list(dict.fromkeys(wanted))
 
 
@@ -165,6 +162,17 @@ def _dumped(document: Mapping[str, Any]) -> str:
         text = "[" + ", ".join(encode(item) for item in value) + "]" if many else encode(value)
         parts.append(f"{encode(name)}: {text}")
     return "{" + ", ".join(parts) + "}"
+
+
+def _check_count(kernels: int) -> None:
+    if kernels > MAX_BUILDS:
+        raise InvalidArgumentError(
+            f"{kernels} kernels are too many for one request",
+            field="filter",
+            value=kernels,
+            rule="build_count",
+            fix=f"ask for {MAX_BUILDS} at most, by a narrower filter or in several requests",
+        )
 
 
 def _nothing_to_build(request: pb.BuildRequest) -> InvalidArgumentError | NotFoundError:
