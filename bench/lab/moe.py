@@ -1,10 +1,10 @@
 """Products of experts on the GPU: every kernel that is worth trying, right, and how fast.
 
-Not a suite: ``python bench/lab/moe.py [correct|blocks|graph|fast|fast8] ...``. ``correct`` compares every kernel with
-float64 on counts of all kinds, wrong ones too; rows of no expert have to stay as they were; ``blocks`` does so with
-factors of blocks. ``graph`` replays a CUDA graph with other counts. ``fast`` times layers of 8 of 256 experts beside
-PyTorch: a product for each expert, and its grouped one; ``fast8`` times fp8 with factors of blocks. The goal is the
-larger of the time to copy as many bytes and the time of the products at a dense kernel's speed.
+Not a suite: ``python bench/lab/moe.py [PART ...]``. ``correct`` compares every kernel with float64 on counts of all
+kinds, wrong ones too; rows of no expert have to stay as they were; ``blocks`` does so with factors of blocks. ``graph``
+replays a CUDA graph with other counts. ``fast`` times layers of 8 of 256 experts beside PyTorch: a product for each
+expert, and its grouped one; ``fast8`` times fp8 with factors of blocks, ``gated`` both with a gate, which ``gates``
+checks. The goal is the larger of the time to copy as many bytes and the time of the products at a dense kernel's speed.
 """
 
 from __future__ import annotations
@@ -114,6 +114,9 @@ def fault_of(product: Product, tensors: Tensors, counts: Sequence[int]) -> tuple
         place: Any = (expert, slice(0, rows)) if masked else slice(first, first + rows)
         factor = 1.0 if "wide w" in tensors else tensors["scale_w"][expert].double()
         want = factor * (x[place].double() @ w[expert].double().T)
+        if out.shape[-1] * 2 == w.shape[1]:  # both projections, in turns of eight
+            gate, up = want.reshape(rows, out.shape[-1] // 8, 2, 8).unbind(2)
+            want = (torch.nn.functional.silu(gate) * up).reshape(rows, -1) if rows else out[place].double()
         wrong += float((out[place].double() - want).square().sum())
         total += float(want.square().sum())
         own[place] = True
@@ -170,6 +173,22 @@ def blocks(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             print(f"blocks {word}, x {shape}, n {n}: {len(runs)} kernels, {bad} wrong", flush=True)
 
 
+def gates(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Kernels with a gate's activation."""
+    for dtype, out, n, k in (
+        (torch.bfloat16, torch.bfloat16, 336, 264), (torch.float8_e4m3fn, torch.float32, 656, 272),
+    ):  # fmt: skip
+        for shape in ((700, k), (8, 320, k)):
+            tensors = tensors_of(dtype, out, shape, 8, n)
+            tensors["out"] = torch.empty(*shape[:-1], n // 2, device="cuda", dtype=out)
+            request = request_of(tensors, activation="swiglu")
+            problem = MOE.parse(request)
+            runs = built(cuda, pool, request, tensors, moe_candidates(problem, cuda.info))
+            # The matrix unit keeps some 14 bits of sums of 8-bit floats.
+            bad = wrong(runs, problem, tensors, max(LIMITS[out], 1e-3 if dtype.itemsize == 1 else 0.0))
+            print(f"gates, {NAMES[dtype]} to {NAMES[out]}, x {shape}: {len(runs)} kernels, {bad} wrong", flush=True)
+
+
 def _empty(problem: Any) -> dict[str, Any]:
     """Inputs of the reference where only its status is asked for."""
     import numpy as np
@@ -219,10 +238,22 @@ def fast8(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
     layers(cuda, pool, torch.float8_e4m3fn)
 
 
-def layers(cuda: Cuda, pool: ThreadPoolExecutor, dtype: torch.dtype) -> None:
+def gated(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Layers of both projections in bf16, and in fp8 with factors of blocks."""
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        layers(cuda, pool, dtype, ((4096, 7168),), activation="swiglu")
+
+
+def layers(
+    cuda: Cuda,
+    pool: ThreadPoolExecutor,
+    dtype: torch.dtype,
+    sizes: Sequence[tuple[int, int]] = ((2048, 7168), (7168, 2048)),
+    **words: Any,
+) -> None:
     rate, scaled = copy_rate(cuda), dtype.itemsize == 1
     print(f"{NAMES[dtype]}; a copy moves {rate / 1e9:.0f} GB/s")
-    for n, k in ((2048, 7168), (7168, 2048)):
+    for n, k in sizes:
         for tokens in (64, 256, 1024, 4096):
             rows = 8 * tokens
             tensors = tensors_of(dtype, torch.bfloat16, (rows, k), 256, n)
@@ -230,7 +261,9 @@ def layers(cuda: Cuda, pool: ThreadPoolExecutor, dtype: torch.dtype) -> None:
             if scaled:
                 tensors["scale_x"] = torch.rand(rows, -(-k // BLOCK), device="cuda") + 0.5
                 tensors["scale_w"] = torch.rand(256, -(-n // BLOCK), -(-k // BLOCK), device="cuda") + 0.5
-            request = request_of(tensors, **({"scale_block": BLOCKS[BLOCK]} if scaled else {}))
+            columns = n // 2 if words else n
+            tensors["out"] = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+            request = request_of(tensors, **words, **({"scale_block": BLOCKS[BLOCK]} if scaled else {}))
             counts = torch.bincount(torch.randint(0, 256, (rows,)), minlength=256).tolist()
             tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
             problem = MOE.parse(request)
@@ -239,10 +272,10 @@ def layers(cuda: Cuda, pool: ThreadPoolExecutor, dtype: torch.dtype) -> None:
             portable = [config for config in moe_candidates(problem, cuda.info) if config.pipeline != "ws"]
             best = sorted(portable, key=lambda config: MOE.predict(problem, config, cuda.info).seconds)[:1]
             runs: dict[str, Any] = {**built(cuda, pool, request, tensors, [*found, *best])}
-            peers = {} if scaled else working_peers(tensors, counts)
+            peers = {} if scaled or words else working_peers(tensors, counts)
             times = cuda.alternate({**runs, **peers}, 0.02)
             busy = sum(count > 0 for count in counts)
-            nbytes = busy * n * k * dtype.itemsize + rows * (2 * n + k * dtype.itemsize)
+            nbytes = busy * n * k * dtype.itemsize + rows * (2 * columns + k * dtype.itemsize)
             nbytes += sum(4 * tensors[name].numel() for name in ("scale_x", "scale_w") if name in tensors)
             least = max(nbytes / rate, 2.0 * rows * n * k / DENSE_FLOPS[dtype])
             print(f"{tokens} tokens, n {n}, k {k}: at least {least * 1e3:.3f} ms ({busy} experts have rows)")
@@ -275,9 +308,17 @@ def copy_rate(cuda: Cuda) -> float:
 
 
 def main() -> None:
-    parts = {"correct": correct, "blocks": blocks, "graph": graph, "fast": fast, "fast8": fast8}
+    parts = {
+        "correct": correct,
+        "blocks": blocks,
+        "gates": gates,
+        "graph": graph,
+        "fast": fast,
+        "fast8": fast8,
+        "gated": gated,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="correct|blocks|graph|fast|fast8", help="what is done (all of it)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="what is done (all of it)")
     given = parser.parse_args()
     if unknown := set(given.parts) - set(parts):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         Violation,
     )
-    from tilewright.operations.epilogue import ACTIVATIONS
+    from tilewright.operations.epilogue import ACTIVATIONS, join_gate_up
     from tilewright.operations.int4 import (
         Int4Weights,
         int4_from_awq,
@@ -115,6 +115,7 @@ __all__ = [
     "connect",
     "int4_from_awq",
     "int4_from_gptq",
+    "join_gate_up",
     "load_bundle",
     "pack_int4",
     "pack_narrow",
@@ -132,7 +133,7 @@ _PLACES = {
         "errors": "AccessError BuildFailedError CancelledError ConfigInvalidError DeadlineError DeviceError "
         "InternalError InvalidArgumentError NotFoundError ResourceExhaustedError TilewrightError ToolchainMissingError "
         "UnavailableError UnknownOutcomeError UnsupportedError Violation",
-        "operations.epilogue": "ACTIVATIONS",
+        "operations.epilogue": "ACTIVATIONS join_gate_up",
         "operations.int4": "Int4Weights int4_from_awq int4_from_gptq pack_int4 quantize_int4 unpack_int4",
         "operations.kernels": "BuildEvent Correction Kernel KernelDetails Validation",
         "session.tls": "Tls",

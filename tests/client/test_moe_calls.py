@@ -92,6 +92,31 @@ def test_factors_of_blocks(client: tw.Client) -> None:
     assert (caught.value.field, caught.value.rule) == ("scale_x.shape", "block_scale_shape") and caught.value.fix
 
 
+def test_a_gate_and_results_in_8_bits_that_are_the_next_operands(client: tw.Client) -> None:
+    x, gate, up, down = random(20, 64), random(2, 144, 64), random(2, 144, 64), random(2, 16, 144)
+    counts = np.array([12, 8], np.int32)
+    w, own = tw.join_gate_up(gate, up), [12, 8]
+    a, b = truth(x, gate, own), truth(x, up, own)
+    hidden = a / (1 + np.exp(-a)) * b
+    close(client.moe_gemm(x, w, counts, activation="swiglu"), hidden)
+    found = client.moe_gemm(x, w, counts, activation="swiglu", out_scale_block=(1, 128))
+    assert isinstance(found, tuple) and found[0].dtype == ml_dtypes.float8_e4m3fn and found[1].shape == (20, 2)
+    wide = np.array(found[0]).astype(np.float32) * np.repeat(np.array(found[1]), 128, 1)[:, :144]
+    assert np.linalg.norm(wide - hidden) < 0.04 * np.linalg.norm(hidden)
+    eight = down.astype(ml_dtypes.float8_e4m3fn)
+    y = client.moe_gemm(
+        found[0], eight, counts, scale_x=found[1], scale_w=np.ones((2, 1, 2), np.float32),
+        scale_block="1x128_128x128", out_dtype="fp32",
+    )  # fmt: skip
+    close(y, truth(wide, eight.astype(np.float32), own))
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        client.moe_gemm(x, gate[:, :24], counts, activation="swiglu")
+    assert (caught.value.field, caught.value.rule) == ("w.shape", "swiglu_columns") and caught.value.fix
+    with pytest.raises(tw.InvalidArgumentError) as caught:
+        tw.join_gate_up(gate, up[:1])
+    assert caught.value.rule == "swiglu_weights"
+
+
 @pytest.mark.parametrize(
     ("counts", "rule"), [([5, -1], "count_range"), ([15, 6], "count_sum"), ([21, 0], "count_range")]
 )

@@ -70,6 +70,56 @@ def test_each_block_is_scaled_by_its_own_factor(
         check(torch, wide_x, wide_w, given, out)
 
 
+@pytest.mark.parametrize(
+    ("gated", "quantised"), [(True, False), (False, True), (True, True)], ids=["swiglu", "fp8", "swiglu-fp8"]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("shape", [(700, 272), (8, 400, 1040)], ids=str)
+def test_steps_behind_the_sums_are_right(
+    torch: Any, client: tilewright.Client, shape: tuple[int, ...], dtype: str, gated: bool, quantised: bool
+) -> None:
+    columns = 328
+    x, w, counts = operands(torch, getattr(torch, dtype), *shape, n=columns * (2 if gated else 1))
+    words: dict[str, Any] = {"activation": "swiglu"} if gated else {}
+    for given in COUNTS:
+        counts.copy_(torch.tensor(given, dtype=torch.int32))
+        out = torch.zeros((*shape[:-1], columns), device="cuda").to(
+            torch.float8_e4m3fn if quantised else torch.bfloat16
+        )
+        out.view(torch.uint8).fill_(255)  # NaN
+        more = dict(words)
+        if quantised:
+            more["out_scale_block"] = (1, 128)
+            more["out_scale"] = torch.full((*shape[:-1], 3), float("nan"), device="cuda")
+        client.moe_gemm(x, w, counts, out=out, **more)
+        torch.cuda.synchronize()
+        wide = out.double()
+        if quantised:
+            wide = wide * more["out_scale"].repeat_interleave(128, -1)[..., :columns].double()
+        check_steps(torch, (x, w), given, wide, gated, 0.04 if quantised else 4e-3)
+
+
+def check_steps(
+    torch: Any, operands: tuple[Any, Any], counts: tuple[int, ...], out: Any, gated: bool, limit: float
+) -> None:
+    """Rows of experts are as near as ``limit`` to silu(gate) * up, and all others NaN, as they were."""
+    x, w = operands
+    first, own = 0, torch.zeros(out.shape[:-1], dtype=torch.bool, device="cuda")
+    for expert, count in enumerate(counts):
+        rows = min(max(count, 0), x.shape[-2] - (first if x.dim() == 2 else 0))
+        place: Any = slice(first, first + rows) if x.dim() == 2 else (expert, slice(0, rows))
+        want = x[place].double() @ w[expert].double().T
+        if gated:
+            gate, up = want.reshape(rows, out.shape[-1] // 8, 2, 8).unbind(2)
+            want = (torch.nn.functional.silu(gate) * up).reshape(rows, out.shape[-1])
+        if rows:
+            error = (out[place] - want).norm() / want.norm()
+            assert float(error) < limit, (counts, expert, float(error))
+        own[place] = True
+        first += rows
+    assert bool(torch.isnan(out[~own]).all()), counts
+
+
 def test_wrong_counts_are_cut_and_told(torch: Any, client: tilewright.Client) -> None:
     x, w, counts = operands(torch, torch.bfloat16, 700, 512)
     for given, bits in WRONG:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from kernel_structs import ProductArgs, declared_fields
+from kernel_structs import OperandArgs, ProductArgs, declared_fields
 from moe_runner import COLUMNS, MOE, SQUARES, MoeRunner, check, problem_of
 
 from tilewright_kit.contract.device import DeviceInfo
@@ -51,6 +51,30 @@ def test_each_block_is_scaled_by_its_own_factor(runner: MoeRunner, device: Devic
         check(problem, config, device, counts, runner.run)
 
 
+FUSED: dict[str, dict[str, str]] = {
+    "swiglu": {"activation": "swiglu"},
+    "fp8": {"out_scale_block": "1x128"},
+    "swiglu-fp8": {"activation": "swiglu", "out_scale_block": "1x128"},
+}
+
+
+@pytest.mark.parametrize("steps", FUSED.values(), ids=FUSED)
+@pytest.mark.parametrize("room", [False, True], ids=["sorted", "room"])
+def test_steps_behind_the_sums_are_right(
+    runner: MoeRunner, device: DeviceInfo, steps: dict[str, str], room: bool
+) -> None:
+    for dtype, more in (("bf16", {}), ("fp8", {"scale_block": SQUARES})):
+        words = {**steps, **more} if "out_scale_block" in steps else {**steps, **more, "out_dtype": "bf16"}
+        problem = problem_of(dtype, 3, 37, 168, 133, room=room, alpha=0.5, gap=3, **words)
+        for counts in ((9, 0, 28), (37, 1, 9)):
+            check(problem, MOE.candidates(problem, device)[0], device, counts, runner.run)
+
+
+def test_blocks_of_zeros_have_factors(runner: MoeRunner, device: DeviceInfo) -> None:
+    problem = problem_of("fp32", 2, 5, 24, 0, **FUSED["swiglu-fp8"])
+    check(problem, MOE.candidates(problem, device)[0], device, (2, 1), runner.run)
+
+
 def test_nothing_along_k_gives_zeros(runner: MoeRunner, device: DeviceInfo) -> None:
     problem = problem_of("fp32", 2, 5, 7, 0)
     check(problem, MOE.candidates(problem, device)[0], device, (2, 1), runner.run)
@@ -74,6 +98,7 @@ class MoeArgs(ctypes.Structure):
         ("masked", ctypes.c_int64),
         ("workspace", ctypes.c_uint64),
         ("workspace_bytes", ctypes.c_int64),
+        ("result_scales", OperandArgs),
     )
 
 

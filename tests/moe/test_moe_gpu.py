@@ -21,7 +21,7 @@ from tilewright_gemm.config.config import GemmConfig
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_moe.codegen import generate
-from tilewright_moe.config import MoeConfig
+from tilewright_moe.config import MoeConfig, fused_with
 from tilewright_moe.problem import MoeProblem
 
 UNITS = 3
@@ -105,6 +105,26 @@ def test_each_block_is_scaled_by_its_own_factor_in_fibers(fibers: Fibers, block:
     check(problem, config, hopper(), COUNTS[0], lambda plan, inputs: fibers.run(plan, inputs, hopper()))
 
 
+STEPS: dict[str, dict[str, str]] = {
+    "swiglu": {"activation": "swiglu"},
+    "fp8": {"out_scale_block": "1x128"},
+    "swiglu-fp8": {"activation": "swiglu", "out_scale_block": "1x128"},
+}
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_steps_behind_the_sums_are_right_in_fibers(fibers: Fibers, steps: dict[str, str]) -> None:
+    problem = problem_of("bf16", 5, 64, 168, 72, gap=3, alpha=0.5, **steps)
+    config = fused_with(problem, small(problem, (16, 8, 16)), hopper().arch)
+    check(problem, config, hopper(), COUNTS[0], lambda plan, inputs: fibers.run(plan, inputs, hopper()))
+
+
+def test_blocks_are_scaled_before_and_behind_the_steps_in_fibers(fibers: Fibers) -> None:
+    problem = problem_of("fp8", 5, 64, 168, 200, room=True, scale_block=SQUARES, **STEPS["swiglu-fp8"])
+    config = fused_with(problem, small(problem, (16, 8, 32)), hopper().arch)
+    check(problem, config, hopper(), COUNTS[0], lambda plan, inputs: fibers.run(plan, inputs, hopper()))
+
+
 def test_more_experts_than_lanes(fibers: Fibers) -> None:
     problem = problem_of("bf16", 70, 100, 40, 32)
     counts = [0] * 30 + [3] * 20 + [0] * 19 + [40]
@@ -129,4 +149,14 @@ def test_amd_kernels_scale_each_block_by_its_own_factor_in_the_emulator() -> Non
     device = dataclasses.replace(device_of(tilewright_arch.load("gfx942")), units=UNITS)
     problem = problem_of("fp8", 3, 40, 140, 260, scale_block=SQUARES, out_dtype="bf16")
     config = small(problem, (16, 16, 32), pipeline="compv3", tile=(32, 64, 64), wave=(1, 2, 1), stages=0)
+    check(problem, config, device, (9, 0, 31), Emulator(device.arch).run)
+
+
+@pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+@pytest.mark.parametrize("steps", [STEPS["swiglu"], pytest.param(STEPS["swiglu-fp8"], marks=pytest.mark.extended)])
+def test_steps_behind_the_sums_are_right_in_the_emulator(steps: dict[str, str]) -> None:
+    device = dataclasses.replace(device_of(tilewright_arch.load("gfx942")), units=UNITS)
+    problem = problem_of("bf16", 3, 40, 136, 40, **steps)
+    made = small(problem, (32, 32, 8), pipeline="compv3", tile=(32, 64, 32), wave=(1, 1, 1), stages=0)
+    config = fused_with(problem, made, device.arch)
     check(problem, config, device, (9, 0, 31), Emulator(device.arch).run)

@@ -100,6 +100,40 @@ def test_factors_that_do_not_fit_their_blocks_are_rejected(change: dict[str, Any
     assert (caught.value.field, caught.value.rule) == (field, rule) and caught.value.fix
 
 
+def test_steps_that_do_not_fit_are_rejected() -> None:
+    gate, eight = {"activation": "swiglu"}, {"out_scale_block": "1x128"}
+    cases: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
+        ({"w": of("bf16", (4, 40, 64))}, {}, gate, "swiglu_columns"),
+        ({}, {"out": of("bf16", (20, 48))}, gate, "output_shape"),
+        ({}, {"out": of("bf16", (20, 48))}, eight, "output_dtype"),
+        ({}, {"out_scale": of("fp32", (20, 2))}, eight, "output_shape"),
+        ({}, {"out_scale": of("bf16", (20, 1))}, eight, "operand_dtype"),
+        ({}, {"out_scale": of("fp32", (20, 1))}, {}, "out_scale_operand"),
+        ({}, {}, {"activation": "gelu"}, "attribute_choice"),
+    ]
+    for change, outputs, words, rule in cases:
+        with pytest.raises(InvalidArgumentError) as caught:
+            MOE.parse(request(change, outputs, **words))
+        assert caught.value.rule == rule and caught.value.fix, (change, outputs, words)
+    problem = MOE.parse(request(**gate, **eight))
+    assert problem.desc("out") == of("fp8", (20, 24)) and problem.desc("out_scale") == of("fp32", (20, 1))
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "sm_80", "sm_90a", "gfx942", "gfx1201"])
+def test_every_device_has_kernels_for_steps_behind_the_sums(name: str) -> None:
+    device = device_of(tilewright_arch.load(name))
+    blocks = {"scale_x": of("fp32", (64, 4)), "scale_w": of("fp32", (4, 4, 4))}
+    words: tuple[dict[str, str], ...] = (
+        {"activation": "swiglu"}, {"out_scale_block": "1x128"}, {"activation": "swiglu", "out_scale_block": "1x128"},
+    )  # fmt: skip
+    for steps in words:
+        for dtype in ("fp32", "bf16", *(("fp8",) if name != "sm_80" else ())):
+            scaled = dtype == "fp8"
+            given = {"x": of(dtype, (64, 512)), "w": of(dtype, (4, 512, 512)), **(blocks if scaled else {})}
+            problem = MOE.parse(request(given, **steps, **({"scale_block": SQUARES} if scaled else {})))
+            assert MOE.candidates(problem, device), (steps, dtype)
+
+
 def test_outputs_that_do_not_fit_are_rejected() -> None:
     for out, rule in (
         (of("bf16", (20, 47)), "output_shape"),

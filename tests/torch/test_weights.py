@@ -91,6 +91,29 @@ def test_rows_of_experts_and_their_gradient() -> None:
         twt.moe_gemm(x, w.clone().requires_grad_(), counts).sum().backward()
 
 
+def test_experts_in_8_bits_with_factors_of_blocks() -> None:
+    x, w = rand(10, 200, dtype=torch.float8_e4m3fn), rand(3, 16, 200, dtype=torch.float8_e4m3fn)
+    counts, scales = torch.tensor([4, 0, 6], dtype=torch.int32), (rand(10, 2).abs(), rand(3, 1, 2).abs())
+    found = twt.moe_gemm(x, w, counts, *scales, blocks="1x128_128x128", out_dtype=torch.float32)
+    wide = [item.float() * s.repeat_interleave(128, -1)[..., :200] for item, s in zip((x, w), scales, strict=True)]
+    close(found, torch.cat([wide[0][:4] @ wide[1][0].t(), wide[0][4:] @ wide[1][2].t()]), 1e-3)
+    assert twt.moe_gemm(x, w, counts).dtype is torch.float16
+
+
+def test_experts_with_a_gate_and_results_in_8_bits() -> None:
+    x, gate, up = rand(10, 64), rand(3, 24, 64), rand(3, 24, 64)
+    counts, w = torch.tensor([4, 0, 6], dtype=torch.int32), tw.join_gate_up(gate, up)
+    own = [0] * 4 + [2] * 6
+    wanted = torch.nn.functional.silu(torch.einsum("tk,tnk->tn", x, gate[own]))
+    wanted = wanted * torch.einsum("tk,tnk->tn", x, up[own])
+    close(twt.moe_gemm(x, w, counts, activation="swiglu"), wanted)
+    values, scales = twt.moe_gemm_quantised(x, w, counts, activation="swiglu")
+    assert values.dtype is torch.float8_e4m3fn and scales.shape == (10, 1)
+    close(values.float() * scales, wanted, 5e-2)
+    with pytest.raises(NotImplementedError, match="activation"):
+        twt.moe_gemm(x.clone().requires_grad_(), w, counts, activation="swiglu").sum().backward()
+
+
 def test_packed_weights_are_packed_once_and_go_with_their_object(client: tw.Client) -> None:
     x, w, bias = rand(2, 16, 64), rand(64, 96), rand(96)
     packed = twt.PackedWeight(w, rows=32)
@@ -140,6 +163,7 @@ def test_they_compile_in_one_graph() -> None:
 CHECKED = {
     "gemm_int4": lambda: (rand(4, 128, dtype=torch.bfloat16).requires_grad_(), *int4(128, 8, True)[0]),
     "moe_gemm": lambda: (rand(8, 24).requires_grad_(), rand(2, 16, 24), torch.tensor([3, 5], dtype=torch.int32)),
+    "moe_gemm_quantised": lambda: (rand(8, 24), rand(2, 16, 24), torch.tensor([3, 5], dtype=torch.int32)),
     "attention_latent": lambda: (rand(1, 2, 3, 32), rand(1, 1, 9, 32), 16),
     "attention_latent_paged": lambda: (
         rand(1, 2, 1, 32), rand(2, 16, 1, 32), torch.tensor([[1, 0]], dtype=torch.int32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,16 @@ from tilewright.errors import InvalidArgumentError
 from tilewright.types.arguments import number
 from tilewright.types.dtypes import DTypeLike, dtype_name
 
-__all__ = ["ACTIVATIONS", "Blocks", "addends", "block_words", "elementwise", "scale_operand"]
+__all__ = [
+    "ACTIVATIONS",
+    "Blocks",
+    "addends",
+    "block_word",
+    "block_words",
+    "elementwise",
+    "join_gate_up",
+    "scale_operand",
+]
 
 ACTIVATIONS = {
     "relu": "Relu",
@@ -39,6 +49,9 @@ Blocks = Any
 """A name, or a pair of (rows, k) of A and (columns, k) of B: ``((1, 128), (128, 128))``."""
 
 _CAPITALS = {word.title().replace("_", ""): word for word in ACTIVATIONS}
+
+_TURN = 8
+"""Rows of a gate's weights that follow each other where both projections are joined, and of the other's behind them."""
 
 _SLOPED = ("leaky_relu", "elu")
 
@@ -166,3 +179,44 @@ def block_words(given: Blocks) -> str:
             rule="attribute_type",
             fix="give (rows, k) of a and (columns, k) of b, as ((1, 128), (128, 128)) or ((1, 32), (1, 32))",
         ) from None
+
+
+def block_word(given: Blocks) -> str:
+    """The attribute's name of one block. Which there are is the server's business."""
+    if isinstance(given, str):
+        return given
+    try:
+        rows, columns = given
+        return f"{int(rows)}x{int(columns)}"
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            "this is no block",
+            field="out_scale_block",
+            value=given,
+            rule="attribute_type",
+            fix="give (rows, columns) of the result, as (1, 128)",
+        ) from None
+
+
+def join_gate_up(gate: Any, up: Any) -> Any:
+    """The weights of ``moe_gemm`` with ``activation="swiglu"``: ``[experts, 2 N, K]`` of two ``[experts, N, K]``, eight
+    rows of the gate's, then eight of the other's, and so on. N is a multiple of 8. NumPy's arrays or PyTorch's tensors;
+    factors of rows (blocks of ``(1, 128)``) are joined likewise. Factors of blocks of 128 rows have to be repeated for
+    each row first.
+
+        >>> join_gate_up(np.zeros((1, 8, 1)), np.ones((1, 8, 1))).ravel().tolist()[6:10]
+        [0.0, 0.0, 1.0, 1.0]
+    """
+    shape = tuple(gate.shape)
+    if len(shape) != 3 or tuple(up.shape) != shape or shape[1] % _TURN:
+        raise InvalidArgumentError(
+            f"the projections have shapes {list(shape)} and {list(up.shape)}",
+            field="up",
+            value=tuple(up.shape),
+            rule="swiglu_weights",
+            fix=f"give two [experts, N, K] with N a multiple of {_TURN}, padded with zeros",
+        )
+    experts, rows, k = shape
+    turns = [item.reshape(experts, rows // _TURN, 1, _TURN, k) for item in (gate, up)]
+    joined = np.concatenate(turns, 2) if isinstance(gate, np.ndarray) else sys.modules["torch"].cat(turns, 2)
+    return joined.reshape(experts, 2 * rows, k)

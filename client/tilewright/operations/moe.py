@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import InvalidArgumentError
 from tilewright.operations.call import CHOICE, Asked, Choice, planning, running
-from tilewright.operations.epilogue import Blocks, block_words, scale_operand
+from tilewright.operations.epilogue import Blocks, block_word, block_words, scale_operand
 from tilewright.operations.matrices import fold_scales, readable, writable
 from tilewright.session.state import Core
 from tilewright.tensor.interop import alignment, all_recognised
@@ -30,10 +30,13 @@ def _moe_gemm(
     scale_x: Any = None,
     scale_w: Any = None,
     scale_block: Blocks | None = None,
+    activation: str | None = None,
+    out_scale_block: Blocks | None = None,
     alpha: float = 1.0,
     expected_rows: int | None = None,
     out_dtype: DTypeLike | None = None,
     out: Array | Spec | None = None,
+    out_scale: Array | Spec | None = None,
     return_status: bool = False,
     **options: Unpack[Choice],
 ) -> Asked:
@@ -49,8 +52,13 @@ def _moe_gemm(
     ``((1, 128), (1, 128))`` blocks of 8-bit floats have factors: ``scale_x`` is ``[T, ceil(K/128)]`` or ``[experts, R,
     ceil(K/128)]``, ``scale_w`` ``[experts, ceil(N/128) or N, ceil(K/128)]``, fp32.
 
+    With ``activation="swiglu"`` the result is ``silu(gate) * up``, ``[.., N / 2]``: ``w`` holds both projections, as
+    ``join_gate_up`` joins them. With ``out_scale_block=(1, 128)`` the result is fp8, and a second one, ``out_scale``
+    ``[.., ceil(columns/128)]``, has the fp32 factors by which it is to be multiplied: together they are the ``x`` and
+    ``scale_x`` of another product.
+
     ``expected_rows`` are the rows that an expert usually has, for the choice of a kernel. With ``return_status`` there
-    is a second result, int32 ``[4]``: what kernels found wrong with ``counts`` (bits: 1 negative, 2 more than R, 4 more
+    is one more result, int32 ``[4]``: what kernels found wrong with ``counts`` (bits: 1 negative, 2 more than R, 4 more
     than T together), the first expert concerned, its count, 0. In the host's memory wrong counts are an error before
     the launch. The other arguments, and the errors, are those of ``run``.
 
@@ -74,12 +82,17 @@ def _moe_gemm(
         words["alpha"] = factor
     if scale_block is not None:
         words["scale_block"] = block_words(scale_block)
+    if activation is not None:
+        words["activation"] = activation
     if expected_rows is not None:
         words["expected_rows"] = expected_rows
     if out_dtype is not None:
         words["out_dtype"] = dtype_name(out_dtype)
     outs: dict[str, Any] = {"out": out}
     targets: dict[str, Any] = {"out": target}
+    if out_scale_block is not None or out_scale is not None:
+        words["out_scale_block"] = "1x128" if out_scale_block is None else block_word(out_scale_block)
+        outs["out_scale"], targets["out_scale"] = out_scale, writable(out_scale)
     if return_status:
         words["return_status"] = True
         outs["status"] = targets["status"] = None

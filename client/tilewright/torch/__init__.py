@@ -29,7 +29,14 @@ from tilewright.torch.operations.attention import (
 from tilewright.torch.operations.convolution import conv, conv_backward_data, conv_backward_weight, conv_transpose
 from tilewright.torch.operations.gemm import gemm, grouped_gemm
 from tilewright.torch.operations.latent import attention_latent, attention_latent_paged
-from tilewright.torch.operations.weights import PackedWeight, gemm_block_scaled, gemm_int4, gemm_packed, moe_gemm
+from tilewright.torch.operations.weights import (
+    PackedWeight,
+    gemm_block_scaled,
+    gemm_int4,
+    gemm_packed,
+    moe_gemm,
+    moe_gemm_quantised,
+)
 
 __all__ = [
     "Decision",
@@ -60,6 +67,7 @@ __all__ = [
     "linear",
     "matmul",
     "moe_gemm",
+    "moe_gemm_quantised",
     "report",
     "scaled_dot_product_attention",
     "use",

@@ -21,7 +21,7 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.selection.candidates import Verdicts, shortlist
 from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, stages_of
-from tilewright_moe.config import RULES, MoeConfig, algorithm
+from tilewright_moe.config import RULES, MoeConfig, algorithm, fused_with
 from tilewright_moe.plan import most_tiles, table_bytes
 from tilewright_moe.problem import MoeProblem
 
@@ -56,11 +56,18 @@ def _plain(problem: MoeProblem, config: MoeConfig) -> GemmConfig:
 
 def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeConfig]:
     """GEMM's kernels for experts with a typical number of rows, or with somewhat more."""
-    asked = list(dict.fromkeys(_with_room(problem, config, device.arch) for config in _algorithms(problem, device)))
+    algorithms = (item for item in _algorithms(problem, device) if _computes_steps(problem, item, device.arch))
+    made = (fused_with(problem, config, device.arch) for config in algorithms)
+    asked = list(dict.fromkeys(_with_room(problem, config, device.arch) for config in made))
     found = Candidates(asked)
     if device.arch.kind != "cpu":
         found = shortlist(asked, MOST, lambda config: predict_moe(problem, config, device))
     return found.kept(lambda config: _verdicts.allows(config, device) and not moe_mismatches(problem, config, device))
+
+
+def _computes_steps(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
+    """True for pipelines that compute what a problem asks for behind the sums: ``ws`` finds no ranges of blocks."""
+    return not (problem.quantised and is_specialised(config, arch))
 
 
 def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
@@ -159,6 +166,10 @@ def moe_mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -
 
 
 def _mismatches(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Iterator[Violation]:
+    wanted = fused_with(problem, config, device.arch)
+    if (config.gated, config.result) != (wanted.gated, wanted.result):
+        fix = {"gated": wanted.gated, "result": wanted.result}
+        yield Violation("signature", "result", config.result, "the problem asks for other steps behind the sums", fix)
     if device.arch.kind == "cpu":
         nbytes = problem.rows * problem.k * 4
         if config.pipeline == "compv1" and nbytes > _IN_PLACE_BYTES:
@@ -182,6 +193,8 @@ def _copies(problem: MoeProblem, config: MoeConfig, unit: int) -> Iterator[Viola
         reason = f"rows of at most {MOST_EXPERTS} experts are kept in shared memory"
         yield Violation("expert_table", "pipeline", config.pipeline, reason)
     (product,) = problem.product(1, problem.experts).products
+    if problem.fused:  # which threads store
+        return
     line = problem.n * (2 if config.c != "fp32" else 4)
     if line % unit:
         reason = f"rows of the result have {line} bytes, not a multiple of {unit}"

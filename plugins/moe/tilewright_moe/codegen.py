@@ -30,8 +30,13 @@ def generate(config: MoeConfig, arch: ArchSpec) -> SourceUnit:
         record=json.dumps(config.to_dict(), sort_keys=True),
         header=kernel_header(config),
         config=config_struct(config, arch),
-        kernel=kernel_type(config),
+        kernel=kernel_type(config) + _results(config),
         symbol=symbol,
     )
     language = "c++" if arch.kind == "cpu" else arch.kind
     return SourceUnit(config.name, language, text, {"main": symbol}, plugin_version=__version__)
+
+
+def _results(config: MoeConfig) -> str:
+    """The steps behind the sums, as a second parameter of the kernel."""
+    return f", tw::MoeResults<{'true' if config.gated else 'false'}, tw::{config.result}>" if config.fused else ""

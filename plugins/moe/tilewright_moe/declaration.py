@@ -9,10 +9,39 @@ from tilewright_kit.requests.attributes import ALIGNMENT, flag, integer, word
 from tilewright_kit.requests.products import ALPHA, FAST_ACCUMULATION, OUT_DTYPE
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
+from tilewright_kit.types.vocabulary import Word
 
-__all__ = ["ATTRIBUTES", "DTYPES", "EXPECTED_ROWS", "INPUTS", "MOE_GEMM", "OUTPUTS", "RETURN_STATUS", "SCALE_BLOCK"]
+__all__ = [
+    "ACTIVATION",
+    "ATTRIBUTES",
+    "DTYPES",
+    "EXPECTED_ROWS",
+    "INPUTS",
+    "MOE_GEMM",
+    "OUTPUTS",
+    "OUT_SCALE_BLOCK",
+    "RETURN_STATUS",
+    "SCALE_BLOCK",
+    "Activation",
+    "ResultBlock",
+]
 
 DTYPES = (DType.FP32, DType.FP16, DType.BF16, DType.FP8, DType.BF8)
+
+
+class Activation(Word):
+    """Steps that take both projections of an expert."""
+
+    NONE = "none"
+    SWIGLU = "swiglu"
+
+
+class ResultBlock(Word):
+    """Blocks of results, rows x columns, that share a factor."""
+
+    NONE = "none"
+    ROWS = "1x128"
+
 
 EXPECTED_ROWS = integer(
     "expected_rows",
@@ -29,7 +58,25 @@ SCALE_BLOCK = word(
     ScaleBlock.NONE.value,
     constraint="`none`: factors of tensors and of experts. Blocks are for fp8 and bf8, and both scales are given.",
 )
-ATTRIBUTES = (ALPHA, OUT_DTYPE, EXPECTED_ROWS, RETURN_STATUS, SCALE_BLOCK, ALIGNMENT, FAST_ACCUMULATION)
+ACTIVATION = word(
+    "activation",
+    "`swiglu`: silu(gate) * up, where `w` holds both projections of an expert.",
+    [item.value for item in Activation],
+    Activation.NONE.value,
+    constraint="N of `w` is a multiple of 16: eight rows of the gate's weights, then eight of the other's, and so on. "
+    "The result has N / 2 columns.",
+)
+OUT_SCALE_BLOCK = word(
+    "out_scale_block",
+    "Blocks of the result (rows x columns) that are brought to the range of fp8, with a factor each in `out_scale`.",
+    [item.value for item in ResultBlock],
+    ResultBlock.NONE.value,
+    constraint="`1x128`: the result is fp8. `out` times `out_scale` is what was computed.",
+)
+ATTRIBUTES = (
+    ALPHA, OUT_DTYPE, EXPECTED_ROWS, RETURN_STATUS, SCALE_BLOCK, ACTIVATION, OUT_SCALE_BLOCK, ALIGNMENT,
+    FAST_ACCUMULATION,
+)  # fmt: skip
 
 _ROWS, _ROOM = "[T, K]", "[E, R, K]"
 OPERANDS = (
@@ -56,10 +103,16 @@ OPERANDS = (
         optional=True, constraint="Blocks only with the attribute `scale_block`; any strides.",
     ),
     OperandSpec(
-        "out", Role.OUTPUT, "Results; rows of no expert stay as they were.", ("[T, N]", "[E, R, N]"), (2, 3),
-        tuple(dict.fromkeys(item for dtype in DTYPES for item in output_dtypes(dtype))),
+        "out", Role.OUTPUT, "Results; rows of no expert stay as they were. With `swiglu` N / 2 columns.",
+        ("[T, N]", "[E, R, N]"), (2, 3),
+        tuple(dict.fromkeys((*(item for dtype in DTYPES for item in output_dtypes(dtype)), DType.FP8))),
         constraint="The last dimension has stride 1. If it is not described, of the type of `x`, of fp16 for 8-bit "
-        "floats.",
+        "floats. fp8 with `out_scale_block` only.",
+    ),
+    OperandSpec(
+        "out_scale", Role.OUTPUT, "Factor of each block of the result.",
+        ("[T, ceil(N/128)]", "[E, R, ceil(N/128)]"), (2, 3), (DType.FP32,), optional=True,
+        constraint="Only with the attribute `out_scale_block`; any strides. N as of `out`.",
     ),
     OperandSpec(
         "status", Role.OUTPUT, "What kernels found wrong: bits, the first expert concerned, its count, 0.", ("[4]",),
@@ -90,6 +143,11 @@ MOE_GEMM = Declaration(
             {"x": TensorDesc.of("fp8", (40, 256)), "w": TensorDesc.of("fp8", (8, 384, 256)), "counts": _COUNTS,
              "scale_x": TensorDesc.of("fp32", (40, 2)), "scale_w": TensorDesc.of("fp32", (8, 3, 2))},
             {}, {"out_dtype": "bf16", "scale_block": ScaleBlock.ROWS_AND_SQUARES.value},
+        )),
+        Example("Gate and other projection of an expert, joined, to fp8 with factors", OperationRequest(
+            "moe_gemm",
+            {"x": TensorDesc.of("bf16", (40, 64)), "w": TensorDesc.of("bf16", (8, 512, 64)), "counts": _COUNTS},
+            {}, {"activation": "swiglu", "out_scale_block": "1x128"},
         )),
     ),
     (

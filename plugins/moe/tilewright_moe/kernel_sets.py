@@ -62,6 +62,20 @@ def _block_scaled() -> Iterator[Declaration[MoeConfig]]:
                 yield declare(MoeConfig, **(scales | shape.fields(DType.FP8))).where(_specialised)
 
 
+def _fused() -> Iterator[Declaration[MoeConfig]]:
+    """Kernels with a gate's activation, and with results in fp8."""
+    types: dict[str, Any] = {"dtype_a": [DType.BF16, DType.FP8], "dtype_c": "fp32"}
+    for steps in ({"gated": True, "result": "bf16"}, {"gated": True, "result": "fp8"}, {"result": "fp8"}):
+        fused = types | steps
+        yield declare(
+            MoeConfig, **fused, pipeline="compv3", epilogue=Epilogue.DEFAULT, tile=ANY, wave=(1, 1, 1), warp_tile=ANY
+        ).for_kinds("cpu")
+        columns = 256 if steps == {"gated": True, "result": "fp8"} else 128
+        small: dict[str, Any] = {"tile": (64, columns, 64), "wave": (4, 1, 1), "persistent": True}
+        for dtype, warp in ((DType.BF16, (16, 8, 16)), (DType.FP8, (16, 8, 32))):
+            yield declare(MoeConfig, **(fused | small | {"dtype_a": dtype}), warp_tile=warp, stages=3).where(_portable)
+
+
 def _declarations() -> Iterator[Declaration[MoeConfig]]:
     base: dict[str, Any] = {"layout": _LAYOUTS, "epilogue": Epilogue.DEFAULT, "tile": ANY, "warp_tile": ANY}
     types = [DType.FP32, *_HALVES, DType.FP8]
@@ -81,6 +95,7 @@ def _declarations() -> Iterator[Declaration[MoeConfig]]:
                 stages=4,
             ).where(_portable)
     yield from _block_scaled()
+    yield from _fused()
     for shape in _SHAPES:
         yield declare(MoeConfig, dtype_a=_HALVES, layout=_LAYOUTS, **shape.fields(DType.FP16)).where(_specialised)
         if shape.tile[0] <= 128 and shape.swapped:

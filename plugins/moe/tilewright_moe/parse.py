@@ -24,15 +24,19 @@ from tilewright_kit.requests.products import ALPHA, FAST_ACCUMULATION, OUT_DTYPE
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_moe.declaration import (
+    ACTIVATION,
     ATTRIBUTES,
     DTYPES,
     EXPECTED_ROWS,
     INPUTS,
+    OUT_SCALE_BLOCK,
     OUTPUTS,
     RETURN_STATUS,
     SCALE_BLOCK,
+    Activation,
+    ResultBlock,
 )
-from tilewright_moe.problem import MoeProblem
+from tilewright_moe.problem import RESULT_BLOCK, TURN, MoeProblem
 
 __all__ = ["parse_moe"]
 
@@ -72,7 +76,14 @@ def parse_moe(request: OperationRequest) -> MoeProblem:
     _counts(given["counts"], experts)
     block = take_word(request.attributes, SCALE_BLOCK, ScaleBlock, "a pair of blocks") or ScaleBlock.NONE
     _scales(given, block)
-    out = _output(request, (*x.shape[:-1], n), x.dtype)
+    gated = take_word(request.attributes, ACTIVATION, Activation, "an activation") is Activation.SWIGLU
+    quantised = take_word(request.attributes, OUT_SCALE_BLOCK, ResultBlock, "a block") is ResultBlock.ROWS
+    if gated and n % (2 * TURN):
+        fix = f"join {TURN} rows of the gate's weights and {TURN} of the other's in turn, padded with zeros (the "
+        fix += "client's join_gate_up joins them)"
+        raise refuse(f"w has {n} rows of both projections", "w.shape", w.shape, "swiglu_columns", fix)
+    n = n // 2 if gated else n
+    out = _output(request, (*x.shape[:-1], n), x.dtype, quantised)
     _lines("x", x, "x")
     _lines("out", out, "out")
     inputs = [Operand(name, given[name], Role.INPUT) for name in INPUTS if name in given]
@@ -84,6 +95,8 @@ def parse_moe(request: OperationRequest) -> MoeProblem:
         if not status.is_contiguous:
             raise refuse("status has gaps", "status.strides", status.strides, "status_layout", "give it stride 1")
         outputs.append(Operand("status", status, Role.OUTPUT))
+    if scales := _output_scale(request, out, quantised):
+        outputs.append(Operand("out_scale", scales, Role.OUTPUT))
     return MoeProblem(
         tensors=(*inputs, *outputs),
         layout=f"r{_layout(w)}r",
@@ -97,6 +110,8 @@ def parse_moe(request: OperationRequest) -> MoeProblem:
         alignment=take_alignment(request.attributes),
         fast_accumulation=take_flag(request.attributes, FAST_ACCUMULATION),
         scale_block=block,
+        gated=gated,
+        quantised=quantised,
     )
 
 
@@ -151,15 +166,31 @@ def _scale(name: str, desc: TensorDesc, experts: int) -> None:
         raise refuse(f"{name} has shape {list(desc.shape)}", f"{name}.shape", desc.shape, "scale_shape", fix)
 
 
-def _output(request: OperationRequest, shape: tuple[int, ...], dtype: DType) -> TensorDesc:
-    wanted = take_dtype(request.attributes, OUT_DTYPE)
+def _output_scale(request: OperationRequest, out: TensorDesc, quantised: bool) -> TensorDesc | None:
+    """Factors of blocks of the result, where they are asked for."""
+    desc = request.outputs.get("out_scale")
+    if not quantised:
+        if desc is not None:
+            fix = f"set {OUT_SCALE_BLOCK.name} to 1x{RESULT_BLOCK}, or leave out_scale out"
+            raise refuse("results that are not quantised have no factors", "out_scale", "", "out_scale_operand", fix)
+        return None
+    shape = (*out.shape[:-1], -(-out.shape[-1] // RESULT_BLOCK))
+    desc = desc or TensorDesc.of(DType.FP32, shape)
+    _dtype("out_scale", desc, (DType.FP32,))
+    check_output("out_scale", desc, shape)
+    return desc
+
+
+def _output(request: OperationRequest, shape: tuple[int, ...], dtype: DType, quantised: bool) -> TensorDesc:
+    wanted = take_dtype(request.attributes, OUT_DTYPE) or (DType.FP8 if quantised else None)
     desc = request.outputs.get("out")
     if desc is None:
         desc = TensorDesc.of(wanted or default_output(dtype), shape)
     check_output("out", desc, shape, "product")
     check_dtype_agrees("out", desc, wanted)
-    if desc.dtype not in output_dtypes(dtype):
-        fix = f"use one of: {', '.join(output_dtypes(dtype))}"
+    allowed = (DType.FP8,) if quantised else output_dtypes(dtype)
+    if desc.dtype not in allowed:
+        fix = f"use one of: {', '.join(allowed)}"
         raise refuse(f"a product of {dtype} cannot be {desc.dtype}", "out.dtype", desc.dtype.value, "output_dtype", fix)
     return desc
 

@@ -15,6 +15,7 @@ from tilewright_kit.contract.plan import I64, ExecutionPlan, Geometry, Stage
 from tilewright_kit.tiles.cost.units import units_of
 from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, size_of, threads_of
 from tilewright_kit.types.arithmetic import ceil_div, padded
+from tilewright_kit.types.dtypes import DType
 from tilewright_moe.config import MoeConfig
 from tilewright_moe.problem import MoeProblem
 
@@ -31,13 +32,14 @@ TABLE_BYTES = 8
 
 def plan_moe(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> ExecutionPlan:
     """One stage; none if there is nothing to write."""
-    details: dict[str, Any] = {"partial": ["out"]}
+    details: dict[str, Any] = {"partial": ["out", *(["out_scale"] if problem.quantised else [])]}
     stages: tuple[Stage, ...] = ()
     nbytes = 0
     if device.arch.kind == "cpu":
         (product,) = problem.product(problem.rows, problem.experts).products
         scratch = workspace_bytes(config, (product,), 1)
-        nbytes = padded(problem.experts * _PROBLEM_BYTES, _ALIGNMENT) + scratch
+        sums = problem.all_rows * problem.columns * DType.FP32.bytes if problem.fused else 0
+        nbytes = padded(problem.experts * _PROBLEM_BYTES, _ALIGNMENT) + padded(sums, _ALIGNMENT) + scratch
         stages = (Stage("main", config, "main", Struct(_arguments(problem, nbytes)), Geometry(team=config.waves)),)
     else:
         details["alignment"] = _alignments(problem, config, device)
@@ -73,7 +75,17 @@ def _arguments(problem: MoeProblem, nbytes: int = 0) -> tuple[Arg, ...]:
         I64(int(problem.masked)),
         Pointer(WORKSPACE) if nbytes else Pointer(),
         I64(nbytes),
+        _result_scales(problem),
     )
+
+
+def _result_scales(problem: MoeProblem) -> Struct:
+    """Factors of blocks of the result: ``tw_gemm_operand``."""
+    desc = problem.desc("out_scale")
+    if desc is None:
+        return Struct((Pointer(), I64(0), I64(0), I64(0)))
+    rows, blocks = desc.strides[-2:]
+    return Struct((Pointer("out_scale"), I64(rows), I64(blocks), I64(desc.strides[0] if problem.masked else 0)))
 
 
 # ---- GPUs ----
@@ -85,7 +97,7 @@ def most_tiles(problem: MoeProblem, config: MoeConfig) -> int:
     rows = problem.rows // m + min(problem.experts, problem.rows)
     if problem.masked:
         rows = problem.experts * ceil_div(problem.rows, m)
-    return max(rows, 1) * ceil_div(problem.n, n)
+    return max(rows, 1) * ceil_div(problem.columns, n)
 
 
 def table_bytes(problem: MoeProblem) -> int:
@@ -125,26 +137,27 @@ def _maps(problem: MoeProblem, config: MoeConfig, copies: BulkCopy) -> tuple[Ten
     x_row = padded(x_row, copies.alignment) if problem.rows <= 1 else x_row
     experts = problem.experts
     along_n = problem.layout[1] == "r"
-    cols, lines, step = (problem.n, problem.k, w.row_stride) if along_n else (problem.k, problem.n, w.col_stride)
+    cols, lines = (problem.columns, problem.k) if along_n else (problem.k, problem.columns)
+    step = w.row_stride if along_n else w.col_stride
     w_row = step * size_w if lines > 1 else padded(cols * size_w, copies.alignment)
     out_row = out.row_stride * size_c if problem.rows > 1 else padded(problem.n * size_c, copies.alignment)
     each = out.batch_stride * size_c // out_row if problem.masked else 0
     last = (experts - 1) * each + problem.rows
     stored = m if config.transpose_c else _STORE_ROWS
-    return (
-        TensorMap(
+    of_x = TensorMap(
             "x", 0, gemm.dtype_a.value, (problem.k, problem.rows, experts if problem.masked else 1),
             (x_row, x.batch_stride * size if problem.masked and experts > 1 else x_row), (row, m, 1),
-        ),
-        TensorMap(
+    )  # fmt: skip
+    of_w = TensorMap(
             "w", 0, gemm.dtype_b.value, (cols, lines, experts),
             (w_row, w.batch_stride * size_w if experts > 1 else w_row), (row, k if along_n else n, 1),
-        ),
-        TensorMap(
+    )  # fmt: skip
+    if problem.fused:  # which threads store: the third map is not read
+        return (of_x, of_w, of_x)
+    return (of_x, of_w, TensorMap(
             "out", -m * out_row, config.c, (problem.n, m, last + m), (out_row, out_row),
             (copies.swizzle_bytes // size_c, stored, 1),
-        ),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _alignments(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> dict[str, int]:

@@ -8,9 +8,17 @@ from typing import Any, ClassVar
 from tilewright_gemm.fusion import SCALES, GemmProblem, Product, ScaleA, ScaleB, ScaleBlock, View
 from tilewright_kit.contract.problem import Operand, Problem
 from tilewright_kit.requests.attributes import DEFAULT_ALIGNMENT
+from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.tensor import TensorDesc
 
-__all__ = ["MoeProblem"]
+__all__ = ["LEAST_RANGE", "RESULT_BLOCK", "TURN", "MoeProblem"]
+
+TURN = 8
+"""Rows of a gate's weights that follow each other, and of the other projection's behind them."""
+RESULT_BLOCK = 128
+"""Columns of the result that share a factor."""
+LEAST_RANGE = 2.0**-100
+"""Blocks whose largest magnitude is less than this are quantised as if it were this."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,7 @@ class MoeProblem(Problem):
     experts: int
     rows: int
     n: int
+    """Columns of the result."""
     k: int
     expected_rows: int = 0
     alpha: float = 1.0
@@ -33,6 +42,11 @@ class MoeProblem(Problem):
     fast_accumulation: bool = False
     scale_block: ScaleBlock = ScaleBlock.NONE
     """Blocks of x and of weights that have a factor each, which the main loop multiplies sums with."""
+
+    gated: bool = False
+    """The result is silu(gate) * up, of weights that hold both, in turns of ``TURN`` rows."""
+    quantised: bool = False
+    """The result is fp8, with a factor for each row and ``RESULT_BLOCK`` columns."""
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -61,19 +75,30 @@ class MoeProblem(Problem):
     @property
     def flops(self) -> int:
         rows = self.typical_rows * self.busy_experts if self.masked else self.rows
-        return 2 * rows * self.n * self.k
+        return 2 * rows * self.columns * self.k
+
+    @property
+    def columns(self) -> int:
+        """Rows of an expert's weights: columns of the product."""
+        return self.n * (2 if self.gated else 1)
+
+    @property
+    def fused(self) -> bool:
+        """True if results are not the sums as they are."""
+        return self.gated or self.quantised
 
     @property
     def bytes_moved(self) -> int:
         """With the weights of no more experts than may have rows."""
         x, w, out = (self._known(name) for name in ("x", "w", "out"))
         rows = self.typical_rows * self.busy_experts if self.masked else self.rows
-        read = rows * self.k * x.dtype.bytes + self.busy_experts * self.n * self.k * w.dtype.bytes
+        read = rows * self.k * x.dtype.bytes + self.busy_experts * self.columns * self.k * w.dtype.bytes
         if self.block_scaled:
             scale_x, scale_w = (self._known(name) for name in ("scale_x", "scale_w"))
             lines = self.busy_experts * scale_w.shape[1]
             read += (rows + lines) * scale_x.shape[-1] * scale_x.dtype.bytes
-        return read + rows * self.n * out.dtype.bytes
+        factors = rows * -(-self.n // RESULT_BLOCK) * DType.FP32.bytes if self.quantised else 0
+        return read + rows * self.n * out.dtype.bytes + factors
 
     @property
     def block_scaled(self) -> bool:
@@ -94,11 +119,13 @@ class MoeProblem(Problem):
         return desc
 
     def product(self, rows: int, batch: int) -> GemmProblem:
-        """GEMM's problem of ``batch`` experts with so many rows each. Operands are named as here."""
+        """GEMM's problem of ``batch`` experts with so many rows each. Operands are named as here. Where steps are
+        fused with it, its result stands for the sums, which lie nowhere or in the workspace.
+        """
         x, w, out = (self._known(name) for name in ("x", "w", "out"))
         part = Product(
             rows,
-            self.n,
+            self.columns,
             self.k,
             batch,
             View("x", x.strides[-2], 1, x.strides[0] if self.masked else 0),
@@ -111,7 +138,7 @@ class MoeProblem(Problem):
         return GemmProblem(
             dtype_a=x.dtype,
             dtype_b=w.dtype,
-            dtype_c=out.dtype,
+            dtype_c=DType.FP32 if self.fused else out.dtype,
             layout=self.layout,
             products=(part,),
             tensors=tuple(item for item in self.tensors if item.name in ("x", "w", "out")),
@@ -149,6 +176,8 @@ class MoeProblem(Problem):
             "expected_rows": self.typical_rows,
             "n": self.n,
             "k": self.k,
+            **({"activation": "swiglu"} if self.gated else {}),
+            **({"out_scale_block": f"1x{RESULT_BLOCK}"} if self.quantised else {}),
             **({"scale_block": self.scale_block.value} if self.block_scaled else {}),
             "flops": self.flops,
         }

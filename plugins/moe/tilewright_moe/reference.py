@@ -10,11 +10,15 @@ import numpy.typing as npt
 
 from tilewright_gemm.fusion import spread_factors
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.numerics.elementwise import apply_unary
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_moe.problem import MoeProblem
+from tilewright_kit.types.vocabulary import Unary
+from tilewright_moe.problem import LEAST_RANGE, RESULT_BLOCK, TURN, MoeProblem
 
 __all__ = ["draw_counts", "moe_samples", "reference_moe", "sample_inputs"]
 
+LARGEST = 448.0
+"""Largest magnitude of fp8 (E4M3)."""
 Array = npt.NDArray[Any]
 
 
@@ -28,16 +32,35 @@ def reference_moe(problem: MoeProblem, inputs: Mapping[str, Array]) -> dict[str,
     scale_x, scale_w = (_float(None if blocks else inputs.get(name)).reshape(-1) for name in ("scale_x", "scale_w"))
     each = np.broadcast_to(problem.alpha * scale_x[0] * scale_w, (problem.experts,))
     out = np.full((*x.shape[:-1], problem.n), np.nan)
+    scales = np.full((*x.shape[:-1], -(-problem.n // RESULT_BLOCK)), np.nan)
     first = 0
     for expert, count in enumerate(counts.tolist()):
         rows = min(max(count, 0), problem.rows - (0 if problem.masked else first))
         place: Any = (expert, slice(rows)) if problem.masked else slice(first, first + rows)
-        out[place] = each[expert] * (x[place] @ w[expert].T)
+        product = each[expert] * (x[place] @ w[expert].T)
+        out[place] = _gated(product) if problem.gated else product
+        if problem.quantised:
+            scales[place], out[place] = _quantised(out[place])
         first += rows
-    found: dict[str, Array] = {"out": out}
+    found: dict[str, Array] = {"out": out, **({"out_scale": scales} if problem.quantised else {})}
     if problem.desc("status") is not None:
         found["status"] = _status(problem, counts)
     return found
+
+
+def _gated(product: Array) -> Array:
+    """silu(gate) * up, of columns in turns."""
+    gate, up = np.moveaxis(product.reshape(len(product), product.shape[1] // (2 * TURN), 2, TURN), 2, 0)
+    found: Array = (apply_unary(Unary.SILU, gate, 0.0, 0.0) * up).reshape(len(product), product.shape[1] // 2)
+    return found
+
+
+def _quantised(values: Array) -> tuple[Array, Array]:
+    """Factors of blocks, and values in the range of fp8, which are not rounded."""
+    blocks = -(-values.shape[1] // RESULT_BLOCK)
+    room = np.pad(np.abs(values), ((0, 0), (0, blocks * RESULT_BLOCK - values.shape[1])))
+    scales = np.maximum(room.reshape(len(values), blocks, RESULT_BLOCK).max(-1, initial=0.0), LEAST_RANGE) / LARGEST
+    return scales, values / np.repeat(scales, RESULT_BLOCK, 1)[:, : values.shape[1]]
 
 
 def _scaled(problem: MoeProblem, inputs: Mapping[str, Array], x: Array, w: Array) -> tuple[Array, Array]:
@@ -87,6 +110,7 @@ def moe_samples() -> Iterator[OperationRequest]:
     blocks = {"scale_x": of("fp32", (33, 2)), "scale_w": of("fp32", (3, 2, 2))}
     words = {"out_dtype": "bf16", "scale_block": "1x128_128x128"}
     yield request(of("fp8", (33, 192)), of("fp8", (3, 144, 192)), blocks, **words)
+    yield request(of("bf16", (37, 64)), of("bf16", (3, 80, 64)), {}, activation="swiglu")
     yield request(of("bf16", (0, 32)), of("bf16", (3, 16, 32)), {})
 
 

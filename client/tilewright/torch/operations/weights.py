@@ -1,5 +1,5 @@
-"""Products with weights of other forms: ``tilewright::gemm_block_scaled``, ``gemm_int4``, ``gemm_packed`` and
-``moe_gemm``.
+"""Products with weights of other forms: ``tilewright::gemm_block_scaled``, ``gemm_int4``, ``gemm_packed``,
+``moe_gemm`` and ``moe_gemm_quantised``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 
 from tilewright.torch.connection import client
 from tilewright.torch.operations.gemm import gemm
-from tilewright.torch.tensors import define, dtype_word, operand, tensor
+from tilewright.torch.tensors import define, dtype_word, operand, tensor, tensors
 
-__all__ = ["PackedWeight", "gemm_block_scaled", "gemm_int4", "gemm_packed", "moe_gemm"]
+__all__ = ["PackedWeight", "gemm_block_scaled", "gemm_int4", "gemm_packed", "moe_gemm", "moe_gemm_quantised"]
 
 _GROUP = 128
 """Values along k that share a factor and a zero point."""
@@ -203,6 +203,7 @@ def _moe(
     scale_w: Any = None,
     *,
     blocks: str | None = None,
+    activation: str | None = None,
     alpha: float = 1.0,
     expected_rows: int | None = None,
     out_dtype: Any = None,
@@ -211,6 +212,7 @@ def _moe(
         scale_x=scale_x,
         scale_w=scale_w,
         scale_block=blocks,
+        activation=activation,
         expected_rows=expected_rows,
         out_dtype=dtype_word(out_dtype),
     )
@@ -218,16 +220,21 @@ def _moe(
     return tensor(used.moe_gemm(operand(x), operand(w), operand(counts), alpha=alpha, **words))
 
 
-def _moe_shape(x: Any, w: Any, *_: Any, out_dtype: Any = None, **__: Any) -> Any:
+def _moe_columns(w: Any, activation: str | None) -> Any:
+    """Columns of the result: with a gate half of the weights' rows."""
+    return w.shape[-2] if activation is None else w.shape[-2] // 2
+
+
+def _moe_shape(x: Any, w: Any, *_: Any, activation: str | None = None, out_dtype: Any = None, **__: Any) -> Any:
     torch._check(x.shape[-1] == w.shape[-1], lambda: f"x has {x.shape[-1]} columns, w has {w.shape[-1]}")
     default = torch.float16 if x.dtype.itemsize == 1 else x.dtype  # of 8-bit floats
-    return x.new_empty((*x.shape[:-1], w.shape[-2]), dtype=out_dtype or default)
+    return x.new_empty((*x.shape[:-1], _moe_columns(w, activation)), dtype=out_dtype or default)
 
 
 moe_gemm = define(
     "moe_gemm",
     "(Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, str? blocks=None, "
-    "float alpha=1.0, int? expected_rows=None, ScalarType? out_dtype=None) -> Tensor",
+    "str? activation=None, float alpha=1.0, int? expected_rows=None, ScalarType? out_dtype=None) -> Tensor",
     _moe,
     _moe_shape,
     kept=3,
@@ -237,14 +244,15 @@ moe_gemm = define(
 def _keep_moe(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
     x, w, counts, scale_x, scale_w = inputs
     ctx.words = {name: keyword_only_inputs[name] for name in ("alpha", "expected_rows")}
+    ctx.gated = keyword_only_inputs["activation"] is not None
     ctx.scaled, ctx.dtype = scale_x is not None or scale_w is not None, x.dtype
     ctx.save_for_backward(w, counts)
 
 
 def _moe_gradients(ctx: Any, g: Any) -> Any:
-    if ctx.scaled or ctx.needs_input_grad[1]:
+    if ctx.scaled or ctx.gated or ctx.needs_input_grad[1]:
         raise NotImplementedError(
-            "moe_gemm has the gradient of x, without scales: experts' weights are not trained here"
+            "moe_gemm has the gradient of x, without scales and activation: experts' weights are not trained here"
         )
     w, counts = ctx.saved_tensors
     dx = moe_gemm(g.to(ctx.dtype).contiguous(), w.mT.contiguous(), counts, **ctx.words)
@@ -256,3 +264,40 @@ def _moe_gradients(ctx: Any, g: Any) -> Any:
 
 
 moe_gemm.register_autograd(_moe_gradients, setup_context=_keep_moe)
+
+
+def _moe_quantised(
+    x: Any,
+    w: Any,
+    counts: Any,
+    scale_x: Any = None,
+    scale_w: Any = None,
+    *,
+    blocks: str | None = None,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    expected_rows: int | None = None,
+) -> Any:
+    words = _words(
+        scale_x=scale_x, scale_w=scale_w, scale_block=blocks, activation=activation, expected_rows=expected_rows
+    )
+    used: Any = client()
+    found = used.moe_gemm(operand(x), operand(w), operand(counts), alpha=alpha, out_scale_block="1x128", **words)
+    return tensors(found)
+
+
+def _moe_quantised_shape(x: Any, w: Any, *_: Any, activation: str | None = None, **__: Any) -> Any:
+    torch._check(x.shape[-1] == w.shape[-1], lambda: f"x has {x.shape[-1]} columns, w has {w.shape[-1]}")
+    columns = _moe_columns(w, activation)
+    values = x.new_empty((*x.shape[:-1], columns), dtype=torch.float8_e4m3fn)
+    return values, x.new_empty((*x.shape[:-1], (columns + _GROUP - 1) // _GROUP), dtype=torch.float32)
+
+
+moe_gemm_quantised = define(
+    "moe_gemm_quantised",
+    "(Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, str? blocks=None, "
+    "str? activation=None, float alpha=1.0, int? expected_rows=None) -> (Tensor, Tensor)",
+    _moe_quantised,
+    _moe_quantised_shape,
+    kept=3,
+)

@@ -5,6 +5,7 @@
 #pragma once
 #include "tilewright/core/args/moe.h"
 #include "tilewright/core/block_scales.hpp"
+#include "tilewright/core/dtypes.hpp"
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #define TW_MOE_INLINE __device__ __forceinline__
@@ -69,6 +70,18 @@ template <class Config>
 constexpr bool kMoeBlocks = false;
 template <class Config, int kColumns, int kBlock, class Given>
 constexpr bool kMoeBlocks<BlockScaled<Config, kColumns, kBlock, Given>> = true;
+
+// Steps behind the sums, the second parameter of kernels that have them (void: the sums are the results). kGated: the
+// product's columns are those of a gate and of another projection in turns of kMoeTurn, the result silu(gate) * other.
+// Type: of the results; fp8: brought to its range, with a factor for each row and kMoeBlock columns.
+template <bool kGated, class Type>
+struct MoeResults {
+  using Result = Type;
+  static constexpr bool gated = kGated, quantised = is_same<Type, fp8>;
+};
+constexpr int kMoeTurn = 8, kMoeBlock = 128;
+constexpr float kMoeLargest = 448.0f;      // of fp8
+constexpr float kMoeLeastRange = 0x1p-100f;  // a block whose largest magnitude is less is treated as if it were this
 
 // Moves block scales to an expert's weights, and to row `row` of x (masked: of the expert's rows). They are fp32.
 TW_MOE_INLINE void moe_move_scales(tw_gemm_problem& product, const tw_moe_args& args, int64_t expert, int64_t row) {

@@ -5,7 +5,8 @@
 #include "tilewright/core/args/gemm.h"
 
 typedef struct tw_moe_args {
-  // a: x, b: the weights of the first expert, c: the result. m: rows of x; masked: rows that an expert has room for.
+  // a: x, b: the weights of the first expert, c: the result (whose lines and
+  // strides are its own, where it has fewer columns than the product). m: rows of x; masked: rows that an expert has room for.
   // batch: experts. stride_b: from expert to expert; stride_a and stride_c likewise if masked, else 0. Block scales,
   // if the kernel has them, are its scale_a and scale_b, with batch strides like those of a and b.
   tw_gemm_problem product;
@@ -17,4 +18,7 @@ typedef struct tw_moe_args {
   int64_t masked;
   void* workspace;  // scratch, 64-byte aligned (CPUs)
   int64_t workspace_bytes;
+  // fp32 factors of blocks of results, if the kernel makes them: row_stride from row to row, col_stride from block to
+  // block of 128 columns, batch_stride from expert to expert if masked.
+  tw_gemm_operand result_scales;
 } tw_moe_args;

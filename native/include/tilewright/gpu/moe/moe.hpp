@@ -5,15 +5,25 @@
 // Launch: Gemm::threads threads, Gemm::shared_bytes of dynamic shared memory, any number of workgroups. The blocks are
 // the GEMM's, see gpu/gemm/gemm.hpp.
 #pragma once
-#include "tilewright/core/moe_rows.hpp"
-#include "tilewright/gpu/gemm/gemm.hpp"
+#include "tilewright/gpu/moe/results.hpp"
 
 namespace tw::gpu {
 
+template <class Config, class Results>
+struct MoeResult {
+  using type = typename Results::Result;
+};
 template <class Config>
+struct MoeResult<Config, void> {
+  using type = typename Config::C;
+};
+
+template <class Config, class Results = void>
 struct Moe : Gemm<Config> {
   using Base = Gemm<Config>;
   using typename Base::Atom, typename Base::Finish, typename Base::Loop;
+  static constexpr bool kFused = !is_same<Results, void>;
+  static constexpr int kResultBytes = size_of<typename MoeResult<Config, Results>::type>;
   static_assert(Config::split_k == 1 && !Config::grouped && Config::D::size == 0, "whole products, nothing fused");
 
   // The experts from `expert` on, of which a wave looks at kWave at a time: a lane has one expert's rows and tiles, and
@@ -63,7 +73,7 @@ struct Moe : Gemm<Config> {
     const char* const a =
         (const char*)problem.a + (first * problem.lda + item * problem.stride_a) * Base::TileA::element_bytes;
     const char* const b = (const char*)problem.b + (int64_t)expert * problem.stride_b * Base::TileB::element_bytes;
-    problem.c = (char*)problem.c + (first * problem.ldc + item * problem.stride_c) * size_of<typename Config::C>;
+    problem.c = (char*)problem.c + (first * problem.ldc + item * problem.stride_c) * kResultBytes;
     problem.m = rows;
     problem.alpha = moe_factor(args, expert);
     Atom atom;
@@ -76,7 +86,16 @@ struct Moe : Gemm<Config> {
       const typename Loop::OperandB from_b(b, problem.ldb, j0, (int)problem.n, 0, (int)problem.k);
       Loop::run(atom, from_a, from_b, at);
     }
-    Base::finish_tile(atom, Finish(problem, nullptr, 0, {problem.ldc}), i0, j0, at);
+    if constexpr (kFused) {
+      const tw_gemm_operand& scales = args.result_scales;
+      barrier();  // the ring is free
+      MoeStore<Base, Results>{problem, (char*)problem.c,
+                              (float*)scales.ptr + first * scales.row_stride + item * scales.batch_stride,
+                              scales.row_stride, scales.col_stride, (int)problem.n / (Results::gated ? 2 : 1)}
+          .store(atom, i0, j0, at);
+    } else {
+      Base::finish_tile(atom, Finish(problem, nullptr, 0, {problem.ldc}), i0, j0, at);
+    }
   }
 
   TW_DEVICE static void run(const tw_moe_args& args) {
@@ -102,6 +121,6 @@ struct Moe : Gemm<Config> {
 
 }  // namespace tw::gpu
 
-#define TW_MOE_KERNEL(NAME, ...)                                                                             \
-  TW_KERNEL(tw::gpu::Moe<__VA_ARGS__>::threads, tw::gpu::Moe<__VA_ARGS__>::min_blocks, NAME, tw_moe_args, \
-            tw::gpu::Moe<__VA_ARGS__>::run(params);)
+#define TW_MOE_KERNEL(NAME, ...)                 \
+  using NAME##_kernel = tw::gpu::Moe<__VA_ARGS__>; \
+  TW_KERNEL(NAME##_kernel::threads, NAME##_kernel::min_blocks, NAME, tw_moe_args, NAME##_kernel::run(params);)

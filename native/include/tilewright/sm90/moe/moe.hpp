@@ -12,6 +12,7 @@
 #pragma once
 #include "tilewright/sm90/gemm/mainloop.hpp"
 #include "tilewright/sm90/gemm/output.hpp"
+#include "tilewright/sm90/moe/results.hpp"
 #include "tilewright/sm90/moe/schedule.hpp"
 
 namespace tw::sm90 {
@@ -31,8 +32,9 @@ struct MoeTask {
   TW_SM90 const tw_gemm_operand* operands() const { return nullptr; }
 };
 
-template <class C>
+template <class C, class Results = void>
 struct Moe {
+  static constexpr bool fused = !is_same<Results, void>;
   using Plan = GemmPlan<C>;
   using Queue = MoeQueue<Plan::tile_m, Plan::tile_n>;
   static constexpr bool blocks = kMoeBlocks<C>;
@@ -46,7 +48,7 @@ struct Moe {
   static constexpr int kTableWarp = 1, kStatusWarp = 2;  // of the producer's
   static_assert(!Plan::partial && Plan::Cluster::size == 1 && Plan::cluster_k == 1, "whole products, without clusters");
   static_assert(!blocks || (!Plan::pingpong && Plan::tile_k == kScaleBlock), "as in sm90/gemm/scaled.hpp");
-  static_assert(Plan::staged && C::D::size == 0, "the copy engine stores the results, and nothing is fused");
+  static_assert(Plan::staged != fused && C::D::size == 0, "the copy engine stores results that are the sums");
 
   static TW_SM90 void run(const MoeParams& params) {
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -153,26 +155,41 @@ struct Moe {
       else if constexpr (Plan::promote != 0) products.multiply_promoting(steps, pass_turn);
       else products.multiply(steps, pass_turn);
 
-      MoeTask task{params.out, args.product};
-      task.problem.alpha = moe_factor(args, tile.expert);
-      Work work = {};
-      work.tile_n = tile.column;
-      Output<Plan> output(task, work, wave, staging, kConsumerBarrier + consumer);
-      const int left = tile.rows - tile.row, skipped = left < Plan::tile_m ? Plan::tile_m - left : 0;
-      output.row += skipped;
-      output.batch = tile.expert * apart + tile.first + tile.row + Plan::tile_m - skipped;
-      typename Output<Plan>::Ahead ahead = {};
-      output.begin(ahead);
-      output.store(ahead);
+      if constexpr (fused) {
+        tw_gemm_problem problem = args.product;
+        problem.alpha = moe_factor(args, tile.expert);
+        MoeGate<Plan, Results>(problem, tile.first + tile.row, args.masked ? tile.expert : 0, tile.rows - tile.row)
+            .store(tile.column * Plan::tile_n, wave);
+      } else {
+        store(params, tile, wave, staging, kConsumerBarrier + consumer, apart);
+      }
     }
-    if (thread == 0) wait_stores_read<0>();  // shared memory lives until then
+    if constexpr (!fused)
+      if (thread == 0) wait_stores_read<0>();  // shared memory lives until then
+  }
+
+  // Results that are the sums, by the copy engine.
+  static TW_SM90 void store(const MoeParams& params, const MoeTile& tile, int wave, uint32_t staging, int barrier,
+                            int apart) {
+    MoeTask task{params.out, params.args.product};
+    task.problem.alpha = moe_factor(params.args, tile.expert);
+    Work work = {};
+    work.tile_n = tile.column;
+    Output<Plan> output(task, work, wave, staging, barrier);
+    const int left = tile.rows - tile.row, skipped = left < Plan::tile_m ? Plan::tile_m - left : 0;
+    output.row += skipped;
+    output.batch = tile.expert * apart + tile.first + tile.row + Plan::tile_m - skipped;
+    typename Output<Plan>::Ahead ahead = {};
+    output.begin(ahead);
+    output.store(ahead);
   }
 };
 
 }  // namespace tw::sm90
 
-#define TW_MOE_KERNEL(NAME, CONFIG)                                               \
-  extern "C" __global__ void __launch_bounds__(tw::sm90::Moe<CONFIG>::threads, 1) \
-      NAME(const __grid_constant__ tw::sm90::MoeParams params) {                  \
-    tw::sm90::Moe<CONFIG>::run(params);                                           \
+#define TW_MOE_KERNEL(NAME, ...)                                                                                   \
+  using NAME##_kernel = tw::sm90::Moe<__VA_ARGS__>;                                                                \
+  extern "C" __global__ void __launch_bounds__(NAME##_kernel::threads, 1)                                          \
+      NAME(const __grid_constant__ tw::sm90::MoeParams params) {                                                   \
+    NAME##_kernel::run(params);                                                                                    \
   }

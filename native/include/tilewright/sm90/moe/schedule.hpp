@@ -13,7 +13,7 @@ struct alignas(64) MoeParams {
   TensorMapBytes x, w, out;
   tw_moe_args args;
 };
-static_assert(sizeof(tw_moe_args) == 296 && sizeof(MoeParams) == 704, "as the plugin packs them");
+static_assert(sizeof(tw_moe_args) == 328 && sizeof(MoeParams) == 768, "as the plugin packs them");
 
 TW_SM90 void store_pair(uint32_t address, int x, int y) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
