@@ -20,7 +20,7 @@ from tilewright_kit.contract.problem import Role
 from tilewright_kit.contract.source import SourceUnit
 
 FLAGS = (
-    "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
+    "-std=c++17", "-Og", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
     "-Wno-unknown-pragmas",
 )  # fmt: skip
 ALIGNMENT = 256

@@ -27,7 +27,7 @@ __all__ = ["INCLUDE", "NAN", "Array", "ConvRunner", "Tensor", "compiler", "draw"
 class ConvRunner:
     """Builds each kernel once and runs plans."""
 
-    def __init__(self, arch: ArchSpec, command: Sequence[str], folder: Path, options: Sequence[str] = ("-O1",)) -> None:
+    def __init__(self, arch: ArchSpec, command: Sequence[str], folder: Path, options: Sequence[str] = ("-Og",)) -> None:
         self._kernels = CpuKernels(arch, command, folder, _generate, options)
         self.workspace = self._kernels.workspace
 

@@ -43,7 +43,7 @@ from tilewright_kit.numerics.compare import compare
 from tilewright_kit.types.dtypes import DType
 
 FLAGS = (
-    "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
+    "-std=c++17", "-Og", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
     "-Wno-unknown-pragmas",
 )  # fmt: skip
 LONG = {name: desc("bf16", 1, 2, rows, 32) for name, rows in (("q", 3), ("k", 300), ("v", 300))}

@@ -36,7 +36,7 @@ from tilewright_kit.types.tensor import TensorDesc
 
 GEMM = GemmOperation()
 FLAGS = (
-    "-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
+    "-std=c++17", "-Og", "-shared", "-fPIC", "-fvisibility=hidden", "-DTW_PLATFORM_HOST", "-DTW_HOST_WAVE=32",
     "-Wno-unknown-pragmas",
 )  # fmt: skip
 UNITS = 3

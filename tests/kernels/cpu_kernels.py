@@ -58,7 +58,7 @@ class CpuKernels:
         command: Sequence[str],
         folder: Path,
         generate: Callable[[Any, ArchSpec], SourceUnit],
-        options: Sequence[str] = ("-O1",),
+        options: Sequence[str] = ("-Og",),
     ) -> None:
         self.arch = arch
         flags = ["-std=c++17", *options, "-shared", "-fPIC", "-fvisibility=hidden", f"-I{INCLUDE}"]

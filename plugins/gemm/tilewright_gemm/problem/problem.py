@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from tilewright_gemm.config.block_scales import is_block_scaled
-from tilewright_gemm.config.int4 import is_int4, packed_rows, scale_dtype
+from tilewright_gemm.config.int4 import is_int4, scale_dtype
 from tilewright_gemm.config.narrow import widths
 from tilewright_gemm.config.packing import Packing
 from tilewright_gemm.vocabulary import Binary, ScaleA, ScaleB, Unary, accumulator
@@ -173,10 +173,6 @@ class GemmProblem(Problem):
     def scale_dtype(self) -> DType:
         """Element type of ``scale_b``."""
         return scale_dtype(self.scale_b)
-
-    def rows_b(self, k: int) -> int:
-        """Stored rows of a B of ``k`` rows."""
-        return packed_rows(k) if self.int4 else k
 
     def describe(self) -> dict[str, Any]:
         sizes = [
