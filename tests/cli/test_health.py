@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tilewright_kit.types.errors import UnavailableError
 from tilewright_tools.cli.console.exits import Exit
 from tilewright_tools.cli.entry import run
 from tilewright_tools.cli.private_server import PrivateServer
@@ -41,3 +43,13 @@ def test_a_socket_that_moved_below_an_open_volume_is_found(tmp_path: Path, monke
     monkeypatch.delenv("TILEWRIGHT_TARGET", raising=False)
     monkeypatch.setenv("TILEWRIGHT_LISTEN", f"unix:{tmp_path}/s.sock")
     assert target_of("") == f"unix:{tmp_path}/tilewright-{os.geteuid()}/s.sock"
+
+
+def test_a_command_without_a_folder_for_temporary_files_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container whose root is read-only, where one was answered with a traceback."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    with pytest.raises(UnavailableError) as caught:
+        PrivateServer().__enter__()
+    assert (caught.value.field, caught.value.rule) == ("TMPDIR", "temporary_folder")

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import kernels_pb2 as kp
 from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
+from tilewright_server.hosting.monitoring.gpus import GpuStates
 
 SERVE = """
 import os, sys
@@ -34,6 +37,15 @@ STEP = SIDE * SIDE * 4
 HTTP = free_port()
 
 
+def management(target: Path, *flags: str) -> Path:
+    """The management library of these GPUs."""
+    source = HERE / "cuda_simulated" / "libnvidia-ml.c"
+    subprocess.run(
+        ["cc", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{target.name}", *flags, "-o", target, source], check=True
+    )
+    return target
+
+
 @pytest.fixture(scope="module")
 def server(
     library: Path,  # noqa: F811
@@ -43,9 +55,7 @@ def server(
     folder = tmp_path_factory.mktemp("gpus")
     driver = {"LD_LIBRARY_PATH": library.parent, "TW_SIMULATED_CUDA": library, "TW_SIM_TAG": TAG, "TW_SIM_DEVICES": 2}
     command = ["env", *(f"{name}={value}" for name, value in driver.items()), sys.executable, "-c", SERVE]
-    management = HERE / "cuda_simulated" / "libnvidia-ml.c"
-    flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library.with_name("libnvidia-ml.so.1")]
-    subprocess.run(["cc", *flags, management], check=True)
+    management(library.with_name("libnvidia-ml.so.1"))
     settings: dict[str, Any] = {"buffer_bytes": 2**50, "cpu_threads": 1, "http_listen": HTTP}
     with ServerProcess(folder, command, cache_dir=kernel_cache, **settings) as process:
         assert process.ready, process.log()
@@ -226,3 +236,14 @@ def test_gpus_tell_their_use_power_and_memory_by_tritons_names(server: ServerPro
         },
         "GPU-b0b1": {**told, "nv_gpu_power_usage": 98},
     }
+
+
+def test_a_management_library_that_hangs_holds_up_no_page_for_long(tmp_path: Path) -> None:
+    """The thread in it is the only one, however many pages are made."""
+    states = GpuStates(str(management(tmp_path / "libnvidia-ml.so.1", "-DHANG")))
+    threads = threading.active_count()
+    begun = time.monotonic()
+    assert [states.read([("GPU-a0a1", "00000000:01:00.0")]) for _ in range(3)] == [[], [], []]
+    assert time.monotonic() - begun < 60
+    assert threading.active_count() == threads + 1
+    assert GpuStates("libno-such-library.so").read([("GPU-a0a1", "")]) == []

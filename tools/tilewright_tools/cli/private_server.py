@@ -55,7 +55,10 @@ class PrivateServer:
         return self._process.pid
 
     def __enter__(self) -> str:
-        self._folder = tempfile.TemporaryDirectory(prefix="tilewright-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="tilewright-")
+        except OSError as error:
+            raise _no_folder(error) from error
         folder = Path(self._folder.name)
         target = f"unix:{folder / 'socket'}"
         begun = time.monotonic()
@@ -116,6 +119,15 @@ class PrivateServer:
             fix="read the log below; `tilewright doctor` says what this machine lacks",
             log_tail=self.log_tail(),
         )
+
+
+def _no_folder(error: OSError) -> UnavailableError:
+    return UnavailableError(
+        f"a server of this command's own needs a folder for temporary files: {error.strerror or error}",
+        field="TMPDIR",
+        rule="temporary_folder",
+        fix="let /tmp be a volume that can be written, name another folder by TMPDIR, or a server by --target",
+    )
 
 
 def is_listening(target: str) -> bool:
