@@ -6,8 +6,8 @@
 
 TW_NAMESPACE_BEGIN
 
-// Vectors that each hold kRows sums in parts of kLanes / kRows lanes: of two such vectors one with twice as many sums, in
-// half as many lanes each. As `sum_lanes` adds: lane i and the one half a part behind it.
+// Vectors that each hold kRows sums in parts of kLanes / kRows lanes: of two such vectors one with twice as many sums,
+// in half as many lanes each. As `sum_lanes` adds: lane i and the one half a part behind it.
 template <int kRows, class V, int... kI>
 TW_INLINE V fold(V x, V y, Sequence<kI...>) {
   constexpr int kPart = kLanes / kRows, kHalf = kPart / 2;
@@ -65,13 +65,12 @@ struct Streaming {
                              out + c * kStreamColumns);
   }
 
-  // Sums of the lanes of each of kStored vectors, of which `count` or all are wanted.
-  static TW_INLINE void store_sums(V* each, int64_t count, Accumulator start, Accumulator* out) {
-    alignas(64) Accumulator found[kStored < kLanes ? kLanes : kStored];
-    sum_each<kStored>(each);
+  // Sums of the lanes of each of kCount vectors.
+  template <int kCount>
+  static TW_INLINE void store_sums(V* each, Accumulator* out) {
+    sum_each<kCount>(each);
     TW_UNROLL
-    for (int i = 0; i < kStored; i += kLanes) store_as(found + i, each[i / kLanes] + start);
-    for (int i = 0; i < kStored && i < count; i++) out[i] = found[i];
+    for (int i = 0; i < kCount; i += kLanes) store_as(out + i, each[i / kLanes]);
   }
 
   template <int kX, int kC>
@@ -116,68 +115,80 @@ struct Streaming {
         for (int c = 0; c < kC; c++) sums[i][c] = Dot::step(sums[i][c], groups, load_as<u32v>(y + c * y_ld));
       }
     }
+    constexpr int kCount = kC == 1 ? kX : kC;
+    alignas(64) Accumulator found[kCount < kLanes ? kLanes : kCount];
+    V each[kCount];
     if constexpr (kC == 1) {
-      V each[kX];
       TW_UNROLL
       for (int i = 0; i < kX; i++) each[i] = sums[i][0];
-      store_sums(each, rows - r, start[0], out + r);
+      store_sums<kX>(each, found);
+      for (int i = 0; i < kX && r + i < rows; i++) out[r + i] = start[0] + found[i];
     } else {
       TW_UNROLL
-      for (int c = 0; c < kC; c++)
+      for (int i = 0; i < kX; i++) {
         TW_UNROLL
-        for (int i = 0; i < kX; i++) {
-          sum_each<1>(&sums[i][c]);
-          if (r + i < rows) out[c * kStreamColumns + r + i] = start[c] + sums[i][c][0];
-        }
+        for (int c = 0; c < kC; c++) each[c] = sums[i][c];
+        store_sums<kC>(each, found);
+        if (r + i >= rows) break;
+        TW_UNROLL
+        for (int c = 0; c < kC; c++) out[c * kStreamColumns + r + i] = start[c] + found[c];
+      }
     }
   }
 
   // Rows of X contiguous along r, k across: a few lines of X are added into all results before the next lines are read.
   // Few: lines whose distance is a power of two compete for the same eight places of the nearest cache, and so do the
   // lines that were asked for ahead. For one row of Y, whose parts of lines are long, the lines come from as many parts
-  // of k, so that each part is read from its beginning to its end; nothing is asked for ahead: the processor sees what
-  // comes along a line by itself, and the nearest cache has no room for the lines behind.
+  // of k, so that each part is read from its beginning to its end: eight, or four where eight would be a multiple of a
+  // page apart. Nothing is asked for ahead then: the processor sees what comes along a line by itself, and the nearest
+  // cache has no room for the lines behind.
   template <int kY>
   static TW_NOINLINE void across_k(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
                                    const Accumulator* start, Accumulator* out) {
-    constexpr int kGroups = (int)max_of((kY == 1 ? 8 : 4) / Dot::depth, 2);
+    constexpr int kMost = (int)max_of(8 / Dot::depth, 2), kFew = (int)max_of(4 / Dot::depth, 2);
+    if constexpr (kY == 1 && kMost > kFew)
+      if (k / Dot::depth / kMost * Dot::depth * x.ld * size_of<E> % 4096 != 0)
+        return in_groups<kY, kMost>(x, rows, k, y, y_ld, start, out);
+    in_groups<kY, kFew>(x, rows, k, y, y_ld, start, out);
+  }
+
+  template <int kY, int kGroups>
+  TW_INLINE static void in_groups(Rows<E, false> x, int64_t rows, int64_t k, const uint32_t* y, int64_t y_ld,
+                                  const Accumulator* start, Accumulator* out) {
     const int64_t whole_rows = rows / kLanes * kLanes, rounds = k / Dot::depth / kGroups;
-    // The last vector of results ends where the rows end, and is kept apart, so that no part of a vector is read.
-    const bool apart = whole_rows < rows && rows >= kLanes;
-    const int64_t last_row = rows - kLanes;
-    alignas(64) Accumulator last[kY * kLanes];
-    for (int c = 0; c < kY; c++) {
+    const int64_t done = rounds * kGroups * Dot::depth, line = x.ld * size_of<E>;
+    // The last vector of results ends where the rows end, so that no part of a vector is read, and goes to its place at
+    // last.
+    const int64_t last = whole_rows < rows ? rows - kLanes : -1;
+    for (int c = 0; c < kY; c++)
       for (int64_t r = 0; r < rows; r += kLanes) store_as(out + c * kStreamColumns + r, V{} + start[c]);
-      store_as(last + c * kLanes, V{} + start[c]);
-    }
-    for (int64_t round = 0; round < rounds; round++) {
-      if constexpr (kY == 1) {
-        add_parts<kGroups>(x, round, rounds, y, 0, whole_rows, out);
-        if (apart) add_parts<kGroups>(x, round, rounds, y, last_row, rows, last);
-      } else {
-        add_rows<kGroups, kY>(x, round * kGroups, y, y_ld, 0, whole_rows, out, kStreamColumns);
-        if (apart) add_rows<kGroups, kY>(x, round * kGroups, y, y_ld, last_row, rows, last, kLanes);
+    if constexpr (kY == 1)
+      for (int64_t g = 0; g < rounds; g++) {
+        add_parts<kGroups>(x.at(0, g * Dot::depth), whole_rows, line, rounds, y + g, out);
+        if (last >= 0) add_parts<kGroups>(x.at(last, g * Dot::depth), kLanes, line, rounds, y + g, out + whole_rows);
       }
-    }
-    const int64_t done = rounds * kGroups * Dot::depth;
-    if (apart)
+    else
+      for (int64_t g = 0; g < rounds * kGroups; g += kGroups) {
+        add_rows<kGroups, kY>(x.at(0, g * Dot::depth), whole_rows, line, y + g, y_ld, out);
+        if (last >= 0) add_rows<kGroups, kY>(x.at(last, g * Dot::depth), kLanes, line, y + g, y_ld, out + whole_rows);
+      }
+    if (last >= 0)
       for (int c = 0; c < kY; c++)
-        for (int64_t r = whole_rows; r < rows; r++) out[c * kStreamColumns + r] = last[c * kLanes + r - last_row];
+        for (int64_t r = whole_rows; r < rows; r++)
+          out[c * kStreamColumns + r] = out[c * kStreamColumns + r + whole_rows - last];
     else if (whole_rows < rows) add_edge(x, whole_rows, rows, 0, done, y, y_ld, kY, out);
     add_edge(x, 0, rows, done, k, y, y_ld, kY, out);
   }
 
-  // One group of lines of each of kGroups parts of k, `groups` long, added to the results of rows [r0, r1) at `out`.
+  // One group of lines of each of kGroups parts of k, `groups` long, added to `count` results.
   template <int kGroups>
-  TW_INLINE static void add_parts(Rows<E, false> x, int64_t g, int64_t groups, const uint32_t* y, int64_t r0, int64_t r1,
+  TW_INLINE static void add_parts(const char* x, int64_t count, int64_t line, int64_t groups, const uint32_t* y,
                                   Accumulator* out) {
-    const int64_t line = x.ld * size_of<E>;
     const char* from[kGroups];
     u32v held[kGroups];
     TW_UNROLL
-    for (int l = 0; l < kGroups; l++)
-      from[l] = x.at(r0, (g + l * groups) * Dot::depth), held[l] = splat_bits(y[g + l * groups]);
-    for (int64_t r = 0; r < r1 - r0; r += kLanes) {
+    for (int l = 0; l < kGroups; l++) from[l] = x + l * groups * Dot::depth * line, held[l] = splat_bits(y[l * groups]);
+    for (int64_t r = 0; r < count; r += kLanes) {
       V sum = load_as<V>(out + r);
       TW_UNROLL
       for (int l = 0; l < kGroups; l++)
@@ -186,20 +197,18 @@ struct Streaming {
     }
   }
 
-  // kGroups groups of lines, from group g on, times kY rows of Y, added to the results of rows [r0, r1) at `out`.
+  // kGroups groups of lines times kY rows of Y, added to `count` results of each.
   template <int kGroups, int kY>
-  TW_INLINE static void add_rows(Rows<E, false> x, int64_t g, const uint32_t* y, int64_t y_ld, int64_t r0, int64_t r1,
-                                 Accumulator* out, int64_t out_ld) {
+  static TW_NOINLINE void add_rows(const char* from, int64_t count, int64_t line, const uint32_t* y, int64_t y_ld,
+                                   Accumulator* out) {
     constexpr int kC = kY < kHeld ? kY : kHeld, kV = 3, kWide = kLanes * kV;
-    const int64_t line = x.ld * size_of<E>, count = r1 - r0, wide = count / kWide * kWide;
-    const char* const from = x.at(r0, g * Dot::depth);
     int64_t r = 0;
-    for (; r < wide; r += kWide)
+    for (; r + kWide <= count; r += kWide)
       for (int c = 0; c < kY; c += kC)
-        add_lines<kGroups, kC, kV>(from, r, line, y + c * y_ld + g, y_ld, out + c * out_ld + r, out_ld, c == 0);
+        add_lines<kGroups, kC, kV>(from, r, line, y + c * y_ld, y_ld, out + c * kStreamColumns + r, c == 0);
     for (; r < count; r += kLanes)
       for (int c = 0; c < kY; c += kC)
-        add_lines<kGroups, kC, 1>(from, r, line, y + c * y_ld + g, y_ld, out + c * out_ld + r, out_ld, c == 0);
+        add_lines<kGroups, kC, 1>(from, r, line, y + c * y_ld, y_ld, out + c * kStreamColumns + r, c == 0);
   }
 
   // Vector r of group l of the lines at `from`. Asks for the lines of the next round, which may lie on other pages: the
@@ -216,12 +225,12 @@ struct Streaming {
   // kGroups groups of lines times kC rows of Y, added to kV vectors of the results of each.
   template <int kGroups, int kC, int kV>
   TW_INLINE static void add_lines(const char* from, int64_t r, int64_t line, const uint32_t* y, int64_t y_ld,
-                                  Accumulator* out, int64_t out_ld, bool ahead) {
+                                  Accumulator* out, bool ahead) {
     V sums[kC][kV];
     TW_UNROLL
     for (int c = 0; c < kC; c++)
       TW_UNROLL
-      for (int v = 0; v < kV; v++) sums[c][v] = load_as<V>(out + c * out_ld + v * kLanes);
+      for (int v = 0; v < kV; v++) sums[c][v] = load_as<V>(out + c * kStreamColumns + v * kLanes);
     TW_UNROLL
     for (int l = 0; l < kGroups; l++) {
       u32v groups[kV];
@@ -237,7 +246,7 @@ struct Streaming {
     TW_UNROLL
     for (int c = 0; c < kC; c++)
       TW_UNROLL
-      for (int v = 0; v < kV; v++) store_as(out + c * out_ld + v * kLanes, sums[c][v]);
+      for (int v = 0; v < kV; v++) store_as(out + c * kStreamColumns + v * kLanes, sums[c][v]);
   }
 
   // The remainder of across_k: rows [r0, r1) times k in [k0, k1), k0 at the start of a group.
