@@ -24,7 +24,7 @@ from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.references.reference import reference_conv
 from tilewright_grouped_conv.vocabulary import Kind
 from tilewright_kit.conformance.check_plugin import device_of
-from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, pack
+from tilewright_kit.contract.plan import COUNTERS, I64, WORKSPACE, Pointer, pack
 from tilewright_kit.contract.problem import Role
 from tilewright_kit.types.errors import ToolchainMissingError
 from tilewright_kit.types.tensor import TensorDesc
@@ -112,7 +112,7 @@ def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolc
     return len(plan.stages)
 
 
-@pytest.mark.parametrize("kind", ["depthwise", "weights", "forward", "gradient", "forward taps", "depthwise weights"])
+@pytest.mark.parametrize("kind", ["depthwise", "gradient", "forward", "weights", "forward taps", "depthwise weights"])
 @pytest.mark.some(2)
 def test_an_image_beyond_two_gib_is_read(kind: str, toolchain: HipToolchain, tmp_path: Path) -> None:
     problem = problem_of(kind)
@@ -145,6 +145,40 @@ def test_ranges_are_counted_in_bytes_on_amd_gpus(dtype: str, step: int, most: in
         assert config.split_image == (images < 7)
         stages = plan_conv(problem, config, device).stages
         assert len(stages) == -(-7 // images)
+
+
+@pytest.mark.parametrize("name", ["gfx942", "sm_80"])
+def test_all_slices_of_all_ranges_are_added(name: str) -> None:
+    """Each range leaves its slices behind those of the one before; kernels are made for at most ``split_k`` of them."""
+    problem, device = problem_of("weights", n=7, step=GIB), device_of(tilewright_arch.load(name))
+    for config in conv_candidates(problem, device):
+        assert config.split_image and (config.two_stage or not config.is_matrix)
+        *mains, convert = plan_conv(problem, config, device).stages
+        begin = at = slices = 0
+        for number, stage in enumerate(mains):
+            scratch, split, nbytes = (stage.args.fields[index] for index in (3, 5, 6))
+            assert isinstance(scratch, Pointer) and isinstance(split, I64) and isinstance(nbytes, I64)
+            begin = at = at if number else scratch.offset
+            assert scratch == Pointer(WORKSPACE, begin) and nbytes.value == split.value * 24 * 32 * 9 * 4
+            at, slices = at + nbytes.value, slices + split.value
+        _, _, _, scratch, _, split, nbytes, *_ = convert.args.fields
+        first = mains[0].args.fields[3]
+        assert isinstance(first, Pointer) and scratch == first and isinstance(split, I64) and isinstance(nbytes, I64)
+        assert split.value == slices <= config.split_k and nbytes.value == at - first.offset
+        assert convert.role == "convert" and len(mains) == (7 if name == "gfx942" else 4)
+
+
+def test_whole_taps_keep_a_filters_reach_ahead_of_the_image_and_beyond_it() -> None:
+    device = device_of(tilewright_arch.load("gfx942"))
+    problem = problem_of("forward taps", n=2, step=GIB - 5 * 5 * 64 - 8)  # ends 16 bytes before the buffer's end
+    (taps, plain) = (
+        next(item for item in conv_candidates(problem, device) if TAPS.makes(item) == wanted)
+        for wanted in (True, False)
+    )
+    assert taps.split_image and not plain.split_image
+    reach = 2 * (2 * 5 * 64 + 2 * 64)  # two lines and two pixels, ahead and beyond
+    nearer = problem_of("forward taps", n=2, step=problem.image.n - reach)
+    assert not any(item.split_image for item in conv_candidates(nearer, device))
 
 
 def test_one_image_of_more_than_two_gib_is_refused_where_pixels_are_gathered() -> None:
