@@ -10,12 +10,15 @@ from conv_truth import check, planned
 import tilewright_arch
 from tilewright_grouped_conv.launch.gpu import gpu_stages
 from tilewright_grouped_conv.pipelines.candidates import conv_candidates
+from tilewright_grouped_conv.plugin import ConvOperation
 from tilewright_grouped_conv.problem.layout import Order
 from tilewright_grouped_conv.problem.parse import parse_conv
 from tilewright_grouped_conv.vocabulary import Direction
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import Pointer, WorkspaceLayout
+from tilewright_kit.tiles.footprint.workgroup import shared_bytes
+from tilewright_tools.analysis.kernels import launch_of
 
 WEIGHT = Direction.BACKWARD_WEIGHT
 DENSE = Case(5, 20, 36, 1, (17, 19), (3, 3), padding=(1, 1, 1, 1), name="dense")
@@ -82,3 +85,19 @@ def test_the_second_launch_begins_early_where_its_kernel_waits_for_the_first(nam
     main, convert = gpu_stages(problem, config, device, WorkspaceLayout(), Pointer())[0]
     assert (main.role, convert.role) == ("main", "convert")
     assert not main.geometry.dependent and convert.geometry.dependent is early
+
+
+def test_workgroups_of_two_stages_share_a_unit_of_amd_gpus() -> None:
+    """The first stage has no room for results, so that two tiles of 256x128 fit LDS; the planner counts on both, since
+    a workgroup alone works out places while nobody multiplies.
+    """
+    device = device_of(tilewright_arch.load("gfx942"))
+    operation = ConvOperation(WEIGHT)
+    problem = parse_conv(Case(32, 256, 256, 1, (28, 28), (3, 3), padding=(1,) * 4).request(WEIGHT, "bf16"), WEIGHT)
+    config = min(conv_candidates(problem, device), key=lambda item: operation.predict(problem, item, device).seconds)
+    main, _ = gpu_stages(problem, config, device, WorkspaceLayout(), Pointer())[0]
+    assert config.two_stage and config.tile == (256, 128, 32)
+    assert 2 * main.geometry.shared_bytes <= device.arch.lds_bytes < 2 * shared_bytes(config, device.arch)
+    assert main.geometry.grid[0] > 1.9 * device.arch.throughput.units
+    _, seen = launch_of(operation, config, device.arch, "32,256,256,28x28,3x3,1,1,1")
+    assert seen == main.geometry

@@ -105,7 +105,8 @@ def launch_of(
     device = DeviceInfo("hip:0", "hip", arch.description, arch, arch.throughput.units, 0)
     stages = operation.plan(problem, config, device).stages
     own = [stage for stage in stages if stage.config == config]
-    main = own or [stage for stage in stages if stage.config.operation == operation.name and stage.role == "main"]
+    main = own or [stage for stage in stages if stage.config.operation == operation.name]
+    main = [stage for stage in main if stage.role == "main"] or own  # what adds its sums is a launch of its own
     geometry = (main or stages)[-1].geometry
     workgroups = math.prod(geometry.grid)
     share = operation.share_of(problem, config, workgroups)

@@ -15,6 +15,7 @@ from tilewright_grouped_conv.candidates.applicability.gpu import padded_channels
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.footprint.tma_groups import bulk_tiles
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_workgroups
+from tilewright_grouped_conv.launch.gpu import product_shared_bytes
 from tilewright_grouped_conv.problem.implicit_gemm import Phase
 from tilewright_grouped_conv.problem.problem import ConvProblem
 from tilewright_grouped_conv.strided_copy.copies import Transform
@@ -22,7 +23,7 @@ from tilewright_grouped_conv.vocabulary import Direction, Kind
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Prediction
 from tilewright_kit.tiles.cost.units import clock_of, units_of
-from tilewright_kit.tiles.footprint.workgroup import registers_of, shared_bytes, size_of, threads_of
+from tilewright_kit.tiles.footprint.workgroup import registers_of, size_of, threads_of
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.vocabulary import Epilogue
 
@@ -67,7 +68,11 @@ _WAIT_CYCLES, _USUAL_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}, 48.0
 """AMD: the same by pipeline; those with one buffer of LDS wait for everybody twice."""
 _GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
 """Cycles of a unit to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
-_LANES = 32
+_PIXEL_CYCLES, _LINE_CYCLES = 60.0, 4.0
+"""AMD, gradient of the weights: vector instructions of a unit for one vector of the image, whose pixel every lane works
+out, and of the other operand (counted by ``kernels analyze`` over nine tiles of gfx942 and gfx950: within a tenth).
+"""
+_LANES, _GCN_LANES = 32, 64
 STORE_CYCLES = 0.05
 """Cycles of an epilogue, per element of the tile."""
 MAPPED = 1.3
@@ -215,7 +220,12 @@ def step_cycles(config: ConvConfig, arch: ArchSpec, together: int) -> float:
     issue = sum(accesses) * _ACCESS_CYCLES + (image * _GATHER_CYCLES if gathers else 0.0)
     busy = max(multiply, lds) * 1.1
     if arch.kind == "hip":
-        return busy + 0.5 * issue + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES) / max(together, 1)
+        wait = _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES)
+        if weight and gathers and arch.wave_size == _GCN_LANES:
+            # One workgroup alone works out places and multiplies by turns; of several, others multiply meanwhile.
+            places = accesses[1] * _PIXEL_CYCLES + accesses[0] * _LINE_CYCLES
+            return max(max(busy, places * 1.1), (busy + places + wait) / max(together, 1))
+        return busy + 0.5 * issue + wait / max(together, 1)
     if config.waves > _FEW_WAVES:
         busy *= _MANY_WAVES
     if config.waves * together <= _FEW_WAVES:
@@ -225,7 +235,7 @@ def step_cycles(config: ConvConfig, arch: ArchSpec, together: int) -> float:
 
 def resident_of(config: ConvConfig, arch: ArchSpec) -> int:
     """Workgroups that one unit holds at a time, as shared memory and registers allow."""
-    shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
+    shared = arch.lds_bytes // max(product_shared_bytes(config, arch), 1)
     registers = arch.register_file // max(threads_of(config, arch) * registers_of(config, arch), 1)
     return max(min(shared, registers, config.block_per_cu or MOST_RESIDENT, MOST_RESIDENT), 1)
 

@@ -31,8 +31,9 @@ from tilewright_kit.contract.plan import (
 )
 from tilewright_kit.tiles.footprint.cpu import slices
 from tilewright_kit.tiles.footprint.workgroup import shared_bytes, threads_of
+from tilewright_kit.types.vocabulary import Epilogue
 
-__all__ = ["CONVERT_THREADS", "Launch", "convert_lanes", "gpu_stages", "steps_of", "tiles_of"]
+__all__ = ["CONVERT_THREADS", "Launch", "convert_lanes", "gpu_stages", "product_shared_bytes", "steps_of", "tiles_of"]
 
 _PARTIAL_BYTES = 4
 _COUNTER_BYTES = 4
@@ -123,7 +124,7 @@ class Launch:
     def shared_bytes(self) -> int:
         """Shared memory of a workgroup."""
         if self.config.is_matrix:
-            return shared_bytes(self.config, self.arch)
+            return product_shared_bytes(self.config, self.arch)
         return max(loop_shared_bytes(phase, self.config, self.arch) for phase in self.phases)
 
     def copies(self, phase: Phase) -> tuple[Struct, ...]:  # noqa: ARG002
@@ -180,6 +181,15 @@ class Launch:
             row = problem_row(self.problem, self.config, phase, Pointer(), self.acc, image_first=loops)
             yield Struct((*self.copies(phase), row, I64(first), *operand_rows(self.problem, self.config)))
             first += self.workgroups(phase)
+
+
+def product_shared_bytes(config: ConvConfig, arch: ArchSpec) -> int:
+    """Shared memory of a product's workgroup: on AMD GPUs, where it decides how many workgroups a unit holds, the first
+    of two stages gets no room in which to put results in order: it stores its sums as they are (``PartialConfig`` of
+    ``gpu/conv/implicit_gemm.hpp``).
+    """
+    plain = arch.kind == "hip" and config.two_stage
+    return shared_bytes(config.replace(epilogue=Epilogue.DEFAULT) if plain else config, arch)
 
 
 def convert_lanes(config: ConvConfig, arch: ArchSpec) -> int:
