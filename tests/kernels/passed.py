@@ -57,16 +57,17 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
         ("tests/gemm", PRODUCTS),
         (
-            "test_block_scales", "test_execution", "test_exponent_scales", "test_gpu_codegen", "test_gpu_emulated",
-            "test_hip_candidates", "test_hip_codegen", "test_hip_cost", "test_hip_emulated", "test_hip_packed",
-            "test_hip_rules", "test_int4", "test_narrow", "test_sets",
+            "test_block_scales", "test_cuda_compile", "test_execution", "test_exponent_scales", "test_gpu_codegen",
+            "test_gpu_emulated", "test_hip_candidates", "test_hip_codegen", "test_hip_compile", "test_hip_cost",
+            "test_hip_emulated", "test_hip_packed", "test_hip_rules", "test_int4", "test_narrow", "test_sets",
         ),
     ),
     "conv": (
         ("tests/conv", CONVOLUTION),
         (
             "test_conv_adjoint", "test_conv_conformance", "test_conv_execution", "test_conv_gpu_emulated",
-            "test_conv_im2col", "test_conv_large_filters", "test_conv_plan", "test_conv_sets", "test_conv_two_stage",
+            "test_conv_im2col", "test_conv_large_filters", "test_conv_plan", "test_conv_sets",
+            "test_conv_shipped_sets", "test_conv_two_stage",
         ),
     ),
     "fmha": (
@@ -74,9 +75,12 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "test_fmha_append_rounded", "test_fmha_backward", "test_fmha_conformance", "test_fmha_decode",
             "test_fmha_decode_emulated", "test_fmha_execution", "test_fmha_gpu_emulated", "test_fmha_heads",
-            "test_fmha_plan", "test_fmha_scores", "test_fmha_ws", "test_fmha_ws_backward", "test_fmha_ws_decode",
+            "test_fmha_plan", "test_fmha_scores", "test_fmha_shipped_sets", "test_fmha_ws", "test_fmha_ws_backward",
+            "test_fmha_ws_decode",
         ),
     ),
+    "moe": (("tests/moe", "tests/gemm", "plugins/moe", PRODUCTS), ("test_moe_shipped_sets",)),
+    "kernels": (("plugins",), ("test_proposals",)),
 }  # fmt: skip
 """Sources that the tests of an area read beside ``EVERY``, and its files of tests."""
 FILES = {f"tests/{area}/{name}.py": own for area, (own, names) in AREAS.items() for name in names}
@@ -100,7 +104,8 @@ def as_they_stand(config: pytest.Config) -> list[str]:
     """Files, of those that a run was asked for, whose extended tests passed as they stand. It reads some 1,000 sources:
     the process that hands tests out does so for all workers.
     """
-    if any(map(config.option.__dict__.get, ("record", "collectonly"))) or "not extended" in config.option.markexpr:
+    given = vars(config.option)
+    if any(map(given.get, ("record", "gates", "collectonly"))) or "not extended" in config.option.markexpr:
         return []
     records = _records()
     asked = [config.invocation_params.dir / each.partition("::")[0] for each in config.args]

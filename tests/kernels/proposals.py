@@ -19,9 +19,9 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.types.errors import UnsupportedError
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_tools.cli.problems.loading import load_operation
 
 __all__ = ["REQUESTS", "block_scales", "convolutions", "cover", "narrow_weights", "owner", "proposed", "requests"]
 
@@ -170,7 +170,7 @@ REQUESTS: Mapping[str, Callable[[], Requests]] = {
 
 def requests(name: str) -> list[OperationRequest]:
     """All problems of an operation."""
-    return [*REQUESTS[name](), *load_operation(name).samples()]
+    return [*REQUESTS[name](), *owner(name).samples()]
 
 
 def proposed(
@@ -197,9 +197,15 @@ _ALONE = ("gemm", "moe_gemm")
 
 
 @cache
+def _operations() -> Mapping[str, Operation[Any, Any]]:
+    manager = PluginManager()
+    manager.load_entry_points()
+    return manager.operations
+
+
 def owner(name: str) -> Operation[Any, Any]:
     """The operation that generates kernels of this name."""
-    return load_operation(name)
+    return _operations()[name]
 
 
 def cover(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
