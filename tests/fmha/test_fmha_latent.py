@@ -12,7 +12,14 @@ import pytest
 import tilewright_arch
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import AttentionConfig, FmhaConfig
-from tilewright_fmha.config.latent import LATENT_HEADS, is_latent, latent_algorithms, latent_bytes, latent_threads
+from tilewright_fmha.config.latent import (
+    LATENT_HEADS,
+    is_latent,
+    latent_algorithms,
+    latent_by_rows,
+    latent_bytes,
+    latent_threads,
+)
 from tilewright_fmha.launch.splits import choose_splits
 from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, fmha_refusal
 from tilewright_fmha.pipelines.rulebook import RULES
@@ -119,9 +126,10 @@ def test_gpus_without_such_kernels_take_the_values_part_by_part(arch: str) -> No
 def test_memory_and_threads_are_what_the_template_counts(rows: int, toolchain: NvrtcToolchain, tmp_path: Path) -> None:
     config = cut(rows)
     assert not RULES.check(config, ARCH)
-    plan, unit = "tw::sm90::FmhaLatentPlan<Config>", generate(config, ARCH)
+    name, unit = "LatentRowsPlan" if latent_by_rows(config) else "FmhaLatentPlan", generate(config, ARCH)
+    plan = f"tw::sm90::{name}<Config>"
     assert latent_bytes(config, ARCH) <= ARCH.lds_bytes
-    head = unit.text[: unit.text.index("TW_FMHA_WS_LATENT_KERNEL")]
+    head = unit.text[: unit.text.index("TW_FMHA_WS_LATENT_")]
     checks = f"static_assert({plan}::shared_bytes == {latent_bytes(config, ARCH)});\n"
     checks += f"static_assert({plan}::threads == {latent_threads(config)});"
     probe = f'{head}\n{checks}\nextern "C" __global__ void {unit.entries["main"]}() {{}}\n'
@@ -153,6 +161,15 @@ def test_what_no_kernel_has_is_corrected(fields: dict[str, Any], wanted: dict[st
 def test_the_fewest_rows_that_hold_all_heads(heads: int, queries: int, rows: int) -> None:
     config = kernel(step(heads, queries=queries, causal=True, mask_align="bottom_right"))
     assert is_latent(config) and config.m0 == rows and config.mask is MaskKind.CAUSAL
+
+
+def test_many_rows_fill_those_of_an_instruction() -> None:
+    few, many = kernel(step(32)), kernel(step(33))
+    assert not latent_by_rows(few)
+    assert latent_by_rows(many) and many.warp_tile[:5] == (64, 64, 16, 64, VALUES // 2)
+    assert "sm90/fmha/latent.hpp" in generate(few, ARCH).text and "sm90/latent/latent.hpp" in generate(many, ARCH).text
+    mended = RULES.correct(many.replace(stages=6), ARCH).config
+    assert mended == many
 
 
 def test_kernels_do_not_take_values_of_their_own() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tilewright_fmha.config.config import FmhaConfig
 from tilewright_fmha.config.decode import decodes
 from tilewright_fmha.config.gradients import specialised_gradient
-from tilewright_fmha.config.latent import is_latent
+from tilewright_fmha.config.latent import is_latent, latent_by_rows
 from tilewright_fmha.vocabulary import Family, QScale, Rope
 
 __all__ = ["HEADERS", "direct_source", "portable_source", "ws_source"]
@@ -56,6 +56,8 @@ def direct_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: AR
 
 def ws_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: ARG001
     """Header and macro of a warp-specialised kernel."""
+    if latent_by_rows(config):
+        return "sm90/latent/latent.hpp", "TW_FMHA_WS_LATENT_ROWS_KERNEL"
     if is_latent(config):
         return "sm90/fmha/latent.hpp", "TW_FMHA_WS_LATENT_KERNEL"
     if decodes(config):
