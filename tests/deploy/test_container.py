@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,13 +106,16 @@ def serving(podman: Podman, image: str, *options: str) -> Iterator[str]:
         podman("rm", "--force", "--volumes", name)
 
 
-def test_a_server_of_no_rights_serves_clients_outside_through_a_shared_folder(
-    podman: Podman, image: str, tmp_path: Path
-) -> None:
+def test_a_server_of_no_rights_serves_clients_outside_through_a_shared_folder(podman: Podman, image: str) -> None:
     """Its root is read-only and has no ``/tmp`` to write; the folder is open to everybody, as an ``emptyDir`` is."""
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
+    with tempfile.TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder:
+        # A short path: those of Unix sockets have at most 107 bytes, ``.local`` at its end included.
+        shared = Path(folder)
+        shared.chmod(0o777)
+        check_clients_outside(podman, image, shared)
+
+
+def check_clients_outside(podman: Podman, image: str, shared: Path) -> None:
     volume = f"--volume={shared}:/run/tilewright"
     listen = [volume, "--env=TILEWRIGHT_LISTEN=unix:/run/tilewright/tilewright.sock"]
     product = ["run", "gemm", "33", "65", "129", "--validate", "--target"]
