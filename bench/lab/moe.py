@@ -10,6 +10,7 @@ checks. The goal is the larger of the time to copy as many bytes and the time of
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +75,7 @@ def with_blocks(tensors: Tensors, columns: int) -> Tensors:
 
 
 def request_of(tensors: Tensors, **words: Any) -> OperationRequest:
-    outputs = {name: describe(tensors[name]) for name in ("out", "status") if name in tensors}
+    outputs = {name: describe(tensors[name]) for name in ("out", "out_scale", "status") if name in tensors}
     inputs = {name: describe(tensor) for name, tensor in tensors.items() if name not in outputs and " " not in name}
     return OperationRequest("moe_gemm", inputs, outputs, words)
 
@@ -105,10 +106,14 @@ def fault_of(product: Product, tensors: Tensors, counts: Sequence[int]) -> tuple
     x, w, out = tensors.get("wide x", tensors["x"]), tensors.get("wide w", tensors["w"]), tensors["out"]
     masked = x.dim() == 3
     tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
-    out.fill_(math.nan)
+    out.view(torch.uint8).fill_(255)  # NaN
+    if (scales := tensors.get("out_scale")) is not None:
+        scales.fill_(math.nan)
     torch.cuda.synchronize()
     product()
     torch.cuda.synchronize()
+    if scales is not None:
+        out = out.double() * scales.repeat_interleave(BLOCK, -1)[..., : out.shape[-1]].double()
     wrong, total, own = 0.0, 0.0, torch.zeros(out.shape[:-1], dtype=torch.bool, device="cuda")
     for expert, (first, rows) in enumerate(rows_of(counts, x.shape[-2], masked)):
         place: Any = (expert, slice(0, rows)) if masked else slice(first, first + rows)
@@ -189,6 +194,28 @@ def gates(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             print(f"gates, {NAMES[dtype]} to {NAMES[out]}, x {shape}: {len(runs)} kernels, {bad} wrong", flush=True)
 
 
+def eights(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Kernels with results in fp8 and factors of their blocks."""
+    for dtype, n, k in ((torch.bfloat16, 336, 264), (torch.float8_e4m3fn, 656, 272)):
+        for shape, steps in itertools.product(((700, k), (8, 320, k)), ({}, {"activation": "swiglu"})):
+            scaled, columns = dtype.itemsize == 1, n // 2 if steps else n
+            tensors = tensors_of(dtype, torch.bfloat16, shape, 8, n)
+            if scaled:
+                tensors = with_blocks(tensors, BLOCK)
+            tensors["out"] = torch.zeros(*shape[:-1], columns, device="cuda").to(torch.float8_e4m3fn)
+            tensors["out_scale"] = torch.zeros(*shape[:-1], -(-columns // BLOCK), device="cuda")
+            words = {**steps, "out_scale_block": "1x128", **({"scale_block": BLOCKS[BLOCK]} if scaled else {})}
+            request = request_of(tensors, **words)
+            problem = MOE.parse(request)
+            runs = built(cuda, pool, request, tensors, moe_candidates(problem, cuda.info))
+            bad = wrong(runs, problem, tensors, 0.04)
+            special = sum("_ws_" in name for name in runs)
+            print(
+                f"{NAMES[dtype]} to fp8, x {shape}, {steps}: {len(runs)} kernels ({special} ws), {bad} wrong",
+                flush=True,
+            )
+
+
 def _empty(problem: Any) -> dict[str, Any]:
     """Inputs of the reference where only its status is asked for."""
     import numpy as np
@@ -244,6 +271,11 @@ def gated(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
         layers(cuda, pool, dtype, ((4096, 7168),), activation="swiglu")
 
 
+def gated8(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Layers of both projections in fp8 with factors of blocks, to fp8."""
+    layers(cuda, pool, torch.float8_e4m3fn, ((4096, 7168),), activation="swiglu", out_scale_block="1x128")
+
+
 def layers(
     cuda: Cuda,
     pool: ThreadPoolExecutor,
@@ -262,7 +294,11 @@ def layers(
                 tensors["scale_x"] = torch.rand(rows, -(-k // BLOCK), device="cuda") + 0.5
                 tensors["scale_w"] = torch.rand(256, -(-n // BLOCK), -(-k // BLOCK), device="cuda") + 0.5
             columns = n // 2 if words else n
-            tensors["out"] = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)
+            eight = "out_scale_block" in words
+            out = torch.float8_e4m3fn if eight else torch.bfloat16
+            tensors["out"] = torch.empty(rows, columns, device="cuda", dtype=out)
+            if eight:
+                tensors["out_scale"] = torch.empty(rows, -(-columns // BLOCK), device="cuda")
             request = request_of(tensors, **words, **({"scale_block": BLOCKS[BLOCK]} if scaled else {}))
             counts = torch.bincount(torch.randint(0, 256, (rows,)), minlength=256).tolist()
             tensors["counts"].copy_(torch.tensor(counts, dtype=torch.int32))
@@ -275,8 +311,8 @@ def layers(
             peers = {} if scaled or words else working_peers(tensors, counts)
             times = cuda.alternate({**runs, **peers}, 0.02)
             busy = sum(count > 0 for count in counts)
-            nbytes = busy * n * k * dtype.itemsize + rows * (2 * columns + k * dtype.itemsize)
-            nbytes += sum(4 * tensors[name].numel() for name in ("scale_x", "scale_w") if name in tensors)
+            nbytes = busy * n * k * dtype.itemsize + rows * (out.itemsize * columns + k * dtype.itemsize)
+            nbytes += sum(4 * tensors[name].numel() for name in ("scale_x", "scale_w", "out_scale") if name in tensors)
             least = max(nbytes / rate, 2.0 * rows * n * k / DENSE_FLOPS[dtype])
             print(f"{tokens} tokens, n {n}, k {k}: at least {least * 1e3:.3f} ms ({busy} experts have rows)")
             for name, seconds in sorted(times.items(), key=lambda item: item[1])[:6]:
@@ -316,6 +352,8 @@ def main() -> None:
         "fast": fast,
         "fast8": fast8,
         "gated": gated,
+        "eights": eights,
+        "gated8": gated8,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="what is done (all of it)")

@@ -15,11 +15,12 @@ from tilewright_kit.contract.arguments import Struct, TensorMap
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.plan import ExecutionPlan, pack
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.tiles.footprint.workgroup import shared_bytes
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_moe.config import MoeConfig
 from tilewright_moe.counts import check_values
-from tilewright_moe.plan import plan_moe
+from tilewright_moe.plan import plan_moe, table_bytes
 from tilewright_moe.plugin import MoeGemm
 from tilewright_moe.problem import MoeProblem
 
@@ -214,6 +215,21 @@ def test_a_table_of_experts_has_room_beside_the_stages() -> None:
     many = {"x": of("bf16", (2000, 64)), "w": of("bf16", (1025, 64, 64)), "counts": of("int32", (1025,))}
     found = MOE.candidates(MOE.parse(OperationRequest("moe_gemm", many)), device)
     assert all(item.pipeline != "ws" for item in found) and any(item.tile[0] == 16 for item in found)
+
+
+@pytest.mark.parametrize("steps", [{}, {"activation": "swiglu"}], ids=["plain", "swiglu"])
+def test_exchanges_of_ranges_have_room_behind_the_table(steps: dict[str, str]) -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    for experts, rows in ((8, 8), (256, 20), (1024, 64)):
+        shapes = {"x": of("bf16", (experts * rows, 512)), "w": of("bf16", (experts, 512, 512))}
+        words = {"out_scale_block": "1x128", **steps}
+        problem = MOE.parse(OperationRequest("moe_gemm", {**shapes, "counts": of("int32", (experts,))}, {}, words))
+        special = [item for item in MOE.candidates(problem, device) if item.pipeline == "ws"]
+        assert special
+        for config in special:
+            shared = MOE.plan(problem, config, device).stages[0].geometry.shared_bytes
+            behind = shared_bytes(config, device.arch) + table_bytes(problem)
+            assert shared == behind + 2 * 4 * config.waves * config.tile[0] * 4 <= device.arch.lds_bytes
 
 
 class Overrunning(MoeGemm):

@@ -21,8 +21,8 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.selection.candidates import Verdicts, shortlist
 from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, stages_of
-from tilewright_moe.config import RULES, MoeConfig, algorithm, fused_with
-from tilewright_moe.plan import most_tiles, table_bytes
+from tilewright_moe.config import RULES, MoeConfig, algorithm, fused_results, fused_with
+from tilewright_moe.plan import exchange_bytes, most_tiles, table_bytes
 from tilewright_moe.problem import MoeProblem
 
 __all__ = ["MOST_EXPERTS", "moe_candidates", "moe_mismatches", "predict_moe"]
@@ -56,18 +56,13 @@ def _plain(problem: MoeProblem, config: MoeConfig) -> GemmConfig:
 
 def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeConfig]:
     """GEMM's kernels for experts with a typical number of rows, or with somewhat more."""
-    algorithms = (item for item in _algorithms(problem, device) if _computes_steps(problem, item, device.arch))
-    made = (fused_with(problem, config, device.arch) for config in algorithms)
+    steps = (fused_with(problem, config, device.arch) for config in _algorithms(problem, device))
+    made = (config for config in steps if not any(fused_results(config, device.arch)))
     asked = list(dict.fromkeys(_with_room(problem, config, device.arch) for config in made))
     found = Candidates(asked)
     if device.arch.kind != "cpu":
         found = shortlist(asked, MOST, lambda config: predict_moe(problem, config, device))
     return found.kept(lambda config: _verdicts.allows(config, device) and not moe_mismatches(problem, config, device))
-
-
-def _computes_steps(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
-    """True for pipelines that compute what a problem asks for behind the sums: ``ws`` finds no ranges of blocks."""
-    return not (problem.quantised and is_specialised(config, arch))
 
 
 def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
@@ -89,7 +84,7 @@ def _with_room(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> MoeCon
 
 
 def _fits(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
-    return shared_bytes(config, arch) + table_bytes(problem) <= arch.lds_bytes
+    return shared_bytes(config, arch) + table_bytes(problem) + exchange_bytes(config, arch) <= arch.lds_bytes
 
 
 def _uneven(problem: MoeProblem, deviations: int) -> GemmProblem:
@@ -104,7 +99,7 @@ def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]
         return
     kind = problem.typical
     for deviations in (0, 1, 2):
-        rows = _uneven(problem, deviations).m
+        rows = min(_uneven(problem, deviations).m, _DEEP if problem.quantised else _HEIGHTS[-1])
         height = next((height for height in _HEIGHTS if height >= rows), _HEIGHTS[-1])
         for columns in (128, 256) if height <= _DEEP else (128,):
             shape = Shape((height, columns), (1, 2), swapped=True).fields(kind.dtype_a)

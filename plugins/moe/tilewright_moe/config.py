@@ -130,13 +130,18 @@ def _fused_on_gpu(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:
         yield Violation("fused_results", "tile", config.tile, reason, {"tile": tile})
 
 
+def _has_block(config: MoeConfig) -> bool:
+    """True if the consumers of ``ws`` work at the same time on the columns of a block, of a transposed tile."""
+    return config.transpose_c and config.tile[1] == config.block_columns and config.scheduler != "pingpong"
+
+
 def _fused_specialised(config: MoeConfig) -> Iterator[Violation]:
-    """``ws``: threads store the results of a gate, of which they hold both sums."""
-    if config.quantised or not config.gated:
-        reason = "this pipeline stores sums, and those of gates; others find the range of blocks of results"
+    """``ws``: threads store results; of a gate they hold both sums, and ranges of blocks they exchange."""
+    if config.quantised and not _has_block(config):
+        reason = f"consumers of a transposed tile of {config.block_columns} columns find the range of a block"
         yield Violation("fused_results", "result", config.result, reason, {"gated": False, "result": ""})
     elif config.epilogue is not Epilogue.DEFAULT:
-        reason = "threads store the results of a gate"
+        reason = "threads store the results of steps behind the sums"
         yield Violation("fused_results", "epilogue", config.epilogue.value, reason, {"epilogue": Epilogue.DEFAULT})
     elif not config.transpose_c and config.warp_tile[1] % (2 * TURN):
         reason = f"a consumer has whole turns of {2 * TURN} columns"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright_arch import BulkCopy
+from tilewright_arch import ArchSpec, BulkCopy
 from tilewright_gemm.fusion import problem_row, workspace_bytes
 from tilewright_kit.contract.arguments import WORKSPACE, Arg, Pointer, Struct, TensorMap
 from tilewright_kit.contract.device import DeviceInfo
@@ -19,13 +19,15 @@ from tilewright_kit.types.dtypes import DType
 from tilewright_moe.config import MoeConfig
 from tilewright_moe.problem import MoeProblem
 
-__all__ = ["TABLE_BYTES", "most_tiles", "plan_moe", "table_bytes"]
+__all__ = ["TABLE_BYTES", "exchange_bytes", "most_tiles", "plan_moe", "table_bytes"]
 
 _PROBLEM_BYTES = 232
 """``sizeof(tw_gemm_problem)``: CPU kernels list the products of all experts in the workspace."""
 _ALIGNMENT = 64
 _STORE_ROWS = 64
 """Rows of the result that one copy stores where they lie along the instruction's fixed side."""
+_WARPS = 4
+"""Warps of a consumer."""
 TABLE_BYTES = 8
 """Bytes of the table in shared memory for each expert: its first tile and its first row."""
 
@@ -105,6 +107,13 @@ def table_bytes(problem: MoeProblem) -> int:
     return padded((problem.experts + 1) * TABLE_BYTES, 16)
 
 
+def exchange_bytes(config: MoeConfig, arch: ArchSpec) -> int:
+    """Bytes behind the table through which consumers of ``ws`` find the ranges of blocks of results."""
+    if not (config.quantised and is_specialised(config, arch)):
+        return 0
+    return 2 * config.waves * _WARPS * config.tile[0] * DType.FP32.bytes
+
+
 def _gpu_stage(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Stage:
     arch = device.arch
     special = is_specialised(config, arch)
@@ -113,7 +122,7 @@ def _gpu_stage(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> St
     geometry = Geometry(
         grid=(min(units_of(device) * resident, max(most_tiles(problem, config), 1)), 1, 1),
         block=(threads_of(config, arch), 1, 1),
-        shared_bytes=shared + (table_bytes(problem) if special else 0),
+        shared_bytes=shared + (table_bytes(problem) + exchange_bytes(config, arch) if special else 0),
         dependent=special,
     )
     maps = _maps(problem, config, arch.bulk_copy) if special and arch.bulk_copy else ()

@@ -6,7 +6,8 @@
 // beyond dimension 1 are not stored. A tile with r rows left of its expert is stored from row tile_m - r on, so that
 // the copy engine leaves the next expert's rows alone. The map begins tile_m rows before the result.
 //
-// Launch: Gemm's threads; shared memory: Gemm's and 8 bytes for each expert and one more, a multiple of 16. Workgroups
+// Launch: Gemm's threads; shared memory: Gemm's and 8 bytes for each expert and one more, a multiple of 16; results in
+// fp8: twice 16 bytes for each consumer and row of a tile behind them. Workgroups
 // stay: at most as many as there are multiprocessors. Programmatic dependent launch is safe: counts are read only after
 // the launch before has ended.
 #pragma once
@@ -32,9 +33,19 @@ struct MoeTask {
   TW_SM90 const tw_gemm_operand* operands() const { return nullptr; }
 };
 
+// Bytes of shared memory, twice, through which consumers find the largest magnitudes of rows.
+template <class Plan, class Results>
+struct MoeExchange {
+  static constexpr int bytes = Results::quantised ? Plan::waves * 4 * Plan::tile_m * 4 : 0;
+};
+template <class Plan>
+struct MoeExchange<Plan, void> {
+  static constexpr int bytes = 0;
+};
+
 template <class C, class Results = void>
 struct Moe {
-  static constexpr bool fused = !is_same<Results, void>;
+  static constexpr bool fused = !is_same<Results, void>, quantised = MoeExchange<GemmPlan<C>, Results>::bytes > 0;
   using Plan = GemmPlan<C>;
   using Queue = MoeQueue<Plan::tile_m, Plan::tile_n>;
   static constexpr bool blocks = kMoeBlocks<C>;
@@ -135,6 +146,9 @@ struct Moe {
     const int apart = args.masked ? (int)(args.product.stride_c / args.product.ldc) : 0;  // rows from expert to expert
     Multiplier products(barriers, shared, wave, 0);
     MoeTile tile;
+    // Behind the table of experts, whose bytes are a multiple of 16: two exchanges, of which one is at hand.
+    const uint32_t behind = (uint32_t)(shared + Plan::shared_bytes + ((args.product.batch + 1) * 8 + 15) / 16 * 16);
+    [[maybe_unused]] uint32_t exchange = behind, second = behind ^ (behind + MoeExchange<Plan, Results>::bytes);
     bool mine = consumer == 0;
     if constexpr (Plan::pingpong)
       if (consumer == 1) signal_barrier(kTurnBarrier, 2 * kWarpgroup);
@@ -155,7 +169,11 @@ struct Moe {
       else if constexpr (Plan::promote != 0) products.multiply_promoting(steps, pass_turn);
       else products.multiply(steps, pass_turn);
 
-      if constexpr (fused) {
+      if constexpr (quantised) {
+        MoeQuantised<Plan, Results>(args, tile.expert, tile.first + tile.row, tile.rows - tile.row)
+            .store(tile.column, wave, exchange, kTurnBarrier);
+        exchange ^= second;
+      } else if constexpr (fused) {
         tw_gemm_problem problem = args.product;
         problem.alpha = moe_factor(args, tile.expert);
         MoeGate<Plan, Results>(problem, tile.first + tile.row, args.masked ? tile.expert : 0, tile.rows - tile.row)

@@ -1,4 +1,4 @@
-// silu(gate) * up of experts in Hopper's ws pipeline. Rows of weights come in turns of eight, of the gate and of the other
+// silu(gate) * up of experts in Hopper's ws pipeline, and results in fp8 with factors of blocks. Rows of weights come in turns of eight, of the gate and of the other
 // projection, so that a thread holds the sums of both: in tiles as they are in blocks of columns next to each other, in
 // transposed ones in both halves of a block. Threads store results themselves, as far as an expert's rows go.
 #pragma once
@@ -89,6 +89,136 @@ struct MoeGate {
   }
   TW_SM90 void put_one(float value, int i, int j) const {
     if (i < rows && j < columns) gpu::store_global(c + (i * ld + j) * size_of<Result>, value);
+  }
+};
+
+// Results in fp8 of transposed tiles, which have the columns of a block: each consumer a part of them. All walk their sums
+// twice: for the largest magnitudes of rows, which warps leave in shared memory, and to store.
+template <class Plan, class Results>
+struct MoeQuantised {
+  using Sums = AccumulatorsOf<Plan>;
+  static constexpr int kRepeats = Plan::repeats, kChunks = Sums::chunks, kBlocks = Plan::columns / 8;
+  static constexpr int per_result = Results::gated ? 2 : 1, kParts = Plan::waves * 4;  // warps
+  // Two exchanges take turns, so that one barrier a tile is enough.
+  static constexpr int kExchangeBytes = kParts * Plan::tile_m * 4;
+  static_assert(Results::quantised && Plan::swap && !Plan::pingpong, "transposed tiles of consumers at work together");
+  static_assert(Plan::tile_n == kMoeBlock * per_result && Plan::y_waves == 1, "a tile has the columns of a block");
+
+  char* const c;       // the tile's first row of the result
+  float* const scales;  // and of factors
+  const int64_t ld, row_stride, block_stride;
+  const float alpha;
+  const int rows, columns;
+
+  TW_SM90 MoeQuantised(const tw_moe_args& args, int expert, int first, int left)
+      : c((char*)args.product.c + first * args.product.ldc + (args.masked ? expert * args.product.stride_c : 0)),
+        scales((float*)args.result_scales.ptr + first * args.result_scales.row_stride +
+               (args.masked ? expert * args.result_scales.batch_stride : 0)),
+        ld(args.product.ldc),
+        row_stride(args.result_scales.row_stride),
+        block_stride(args.result_scales.col_stride),
+        alpha((float)moe_factor(args, expert)),
+        rows(left),
+        columns((int)args.product.n / per_result) {}
+
+  // column: of the tile, in tiles. exchange: shared memory. Threads of all consumers take part.
+  TW_SM90 void store(int column, int wave, uint32_t exchange, int barrier) const {
+    const int thread = threadIdx.x % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp, quad = thread % 4;
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; chunk++) {
+      float most[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) most[i] = 0.0f;
+#pragma unroll
+      for (int r = 0; r < kRepeats; r++) {
+        uint32_t sums[kChunk];
+        Sums::template read<kRepeats * kChunks>(sums, r * kChunks + chunk);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+          if (chunk * 4 + i / 2 < kBlocks)
+#pragma unroll
+            for (int h = 0; h < 2 / per_result; h++) {
+              const float magnitude = gpu::magnitude_of(value(sums, i, h));
+              most[i] = most[i] < magnitude ? magnitude : most[i];
+            }
+      }
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int step = 4; step < kWarp; step *= 2) {
+          const float other = __shfl_xor_sync(0xffffffffu, most[i], step);
+          most[i] = most[i] < other ? other : most[i];
+        }
+        const int row = chunk * 32 + i / 2 * 8 + quad * 2 + i % 2;
+        if (lane / 4 == 0 && chunk * 4 + i / 2 < kBlocks)
+          gpu::store_shared<1>(exchange + ((wave * 4 + warp) * Plan::tile_m + row) * 4, {gpu::bits_of(most[i])});
+      }
+    }
+    join_barrier(barrier, Plan::waves * kWarpgroup);
+#pragma unroll 1
+    for (int chunk = 0; chunk < kChunks; chunk++) {
+      float most[8];
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        most[i] = kMoeLeastRange;
+        const int row = chunk * 32 + i / 2 * 8 + quad * 2 + i % 2;
+        if (chunk * 4 + i / 2 >= kBlocks) continue;
+#pragma unroll
+        for (int part = 0; part < kParts; part++) {
+          const float other = gpu::float_of(gpu::load_shared<1>(exchange + (part * Plan::tile_m + row) * 4).w[0]);
+          most[i] = most[i] < other ? other : most[i];
+        }
+        if (wave == 0 && warp == 0 && lane / 4 == 0 && row < rows)
+          gpu::store_global((char*)(scales + row * row_stride + column * block_stride), most[i] / kMoeLargest);
+      }
+#pragma unroll
+      for (int r = 0; r < kRepeats; r++) {
+        uint32_t sums[kChunk];
+        Sums::template read<kRepeats * kChunks>(sums, r * kChunks + chunk);
+        const int line = column * Plan::tile_n + wave * kRepeats * 64 + r * 64 + warp * 16;
+#pragma unroll
+        for (int b = 0; b < 4; b++) {
+          if (chunk * 4 + b >= kBlocks) break;
+#pragma unroll
+          for (int h = 0; h < 2 / per_result; h++) {
+            uint32_t two = 0;  // of a column: rows quad * 2 and the next
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+              const float scaled = value(sums, b * 2 + e, h) * (kMoeLargest / most[b * 2 + e]);
+              two |= fp8_bits(scaled) << (e * 16);
+            }
+            const uint32_t turned = transpose_fragment(two);  // of row lane / 4: columns quad * 2 and the next
+            put(turned, chunk * 32 + b * 8 + lane / 4, line / per_result + h * 8 + quad * 2);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  // Row i of a chunk's eight of this thread; plain: half h.
+  TW_SM90 float value(const uint32_t (&sums)[kChunk], int i, int h) const {
+    const int at = i / 2 * 4 + i % 2;
+    if constexpr (Results::gated)
+      return gpu::apply_unary<Unary::Silu>(gpu::float_of(sums[at]) * alpha, 0.0f, 0.0f) *
+             (gpu::float_of(sums[at + 2]) * alpha);
+    else return gpu::float_of(sums[at + h * 2]) * alpha;
+  }
+  static TW_SM90 uint32_t fp8_bits(float x) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+    return pair;
+  }
+  TW_SM90 void put(uint32_t two, int i, int j) const {
+    if (i >= rows || j >= columns) return;
+    char* const to = c + i * ld + j;
+    const uint16_t bytes = (uint16_t)((two & 0xff) | (two >> 8 & 0xff00));
+    if (((uintptr_t)to & 1) == 0 && j + 1 < columns) {
+      gpu::store_global(to, bytes);
+    } else {
+      gpu::store_global(to, (uint8_t)bytes);
+      if (j + 1 < columns) gpu::store_global(to + 1, (uint8_t)(bytes >> 8));
+    }
   }
 };
 
