@@ -42,6 +42,8 @@ _HEIGHTS = (8, 16, 32, 64, 96, 128, 160, 192, 256)
 """Rows of transposed tiles of the warp-specialised pipeline."""
 _DEEP = 64
 """Rows up to which tiles of 256 columns leave room for a ring that is deep enough."""
+_RANGED = (8, 16, 32, 64)
+"""Rows of transposed tiles whose consumers find ranges of blocks."""
 _IN_PLACE_BYTES = 1 << 20
 """Packed rows of one thread of a CPU's pipeline for small products, at most."""
 
@@ -57,7 +59,7 @@ def _plain(problem: MoeProblem, config: MoeConfig) -> GemmConfig:
 def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeConfig]:
     """GEMM's kernels for experts with a typical number of rows, or with somewhat more."""
     steps = (fused_with(problem, config, device.arch) for config in _algorithms(problem, device))
-    made = (config for config in steps if not any(fused_results(config, device.arch)))
+    made = (config for config in steps if _suits(problem, config, device.arch))
     asked = list(dict.fromkeys(_with_room(problem, config, device.arch) for config in made))
     found = Candidates(asked)
     if device.arch.kind != "cpu":
@@ -99,13 +101,14 @@ def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]
         return
     kind = problem.typical
     for deviations in (0, 1, 2):
-        rows = min(_uneven(problem, deviations).m, _DEEP if problem.quantised else _HEIGHTS[-1])
-        height = next((height for height in _HEIGHTS if height >= rows), _HEIGHTS[-1])
+        rows = _uneven(problem, deviations).m
+        heights = _RANGED if problem.quantised else _HEIGHTS
+        height = next((height for height in heights if height >= rows), heights[-1])
         for columns in (128, 256) if height <= _DEEP else (128,):
             shape = Shape((height, columns), (1, 2), swapped=True).fields(kind.dtype_a)
             promote = shape["tile"][2] // shape["warp_tile"][2] if kind.dtype_a.bytes == 1 else 0
             plain = kind.fast_accumulation or kind.block_scaled
-            made = MoeConfig(
+            yield MoeConfig(
                 dtype_a=kind.dtype_a,
                 dtype_b=kind.dtype_b.value,
                 dtype_c=kind.dtype_c.value,
@@ -115,17 +118,27 @@ def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]
                 promote=0 if plain else promote,
                 **shape,
             )
-            if not _scales_long(kind, made, device.arch):
-                yield made
 
 
 def _of(kind: GemmProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
     stays = device.arch.kind != "cpu"
     for config in gemm_candidates(kind, device):
         made = algorithm(config).replace(cluster=(1, 1, 1))
-        if _is_crowded(made, device.arch) or _scales_long(kind, made, device.arch):
+        if _is_crowded(made, device.arch):
             continue
         yield made.replace(persistent=True) if stays else made
+
+
+def _suits(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
+    """True if the pipeline computes the steps behind the sums, and neither scales for long nor spills: two steps of a
+    main loop beside 32 sums of a thread, as many of a block and results in fp8 leave no registers, and transposed tiles
+    of 48 rows spill 4 bytes.
+    """
+    if any(fused_results(config, arch)):
+        return False
+    if is_specialised(config, arch):  # only transposed tiles find ranges of blocks
+        return config.tile[0] in _RANGED if config.quantised else not _scales_long(problem.typical, config, arch)
+    return not (config.block_scaled and config.quantised and config.pipeline == "compv3" and arch.kind == "cuda")
 
 
 def _scales_long(kind: GemmProblem, config: MoeConfig, arch: ArchSpec) -> bool:
