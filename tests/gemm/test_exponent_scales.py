@@ -19,7 +19,7 @@ from test_gpu_emulated import Emulated
 
 import tilewright_arch
 from tilewright_emulator.code.compiler import WITHOUT_OBJDUMP, have_objdump
-from tilewright_gemm.config.block_scales import exponents, factors, takes_exponents
+from tilewright_gemm.config.block_scales import bytes_of_rounds, exponents, factors, takes_exponents
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.pipelines.candidates import with_signature
 from tilewright_gemm.pipelines.kernel_sets import KERNEL_SETS
@@ -33,6 +33,7 @@ from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_tools.analysis.disassembly import Disassembler
+from tilewright_tools.analysis.loops import main_loop
 
 GEMM = GemmOperation()
 BLOCKS = ScaleBlock.EXPONENTS.value
@@ -257,6 +258,57 @@ def test_amd_kernels_scale_every_block(name: str, request_: OperationRequest, fi
     problem = GEMM.parse(request_)
     config, inputs = configured(problem, fields), drawn(problem)
     compared(problem, inputs, results_of(problem, config, device, inputs), config.name)
+
+
+ROUNDS = {"pipeline": "comp_async", "tile": (128, 64, 128), "wave": (2, 1, 1), "warp_tile": (32, 32, 64)}
+
+
+def in_rows(m: int, n: int, k: int, **more: Any) -> OperationRequest:
+    """Exponents of blocks that are neighbours, in lines that begin at multiples of 4 bytes and are longer than need
+    be.
+    """
+    blocks = -(-k // 32)
+    line = -(-blocks // 4) * 4 + 4
+    scales = {"scale_a": of("int8", (m, blocks), (line, 1)), "scale_b": of("int8", (n, blocks), (line, 1))}
+    return asked(m, n, k, inputs=scales, **more)
+
+
+@pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+@pytest.mark.parametrize(
+    ("request_", "fields"),
+    [
+        (in_rows(131, 66, 1072), ROUNDS),
+        pytest.param(asked(70, 66, 1072, "rcr", "bf8", "fp8"), ROUNDS, marks=pytest.mark.extended),
+        pytest.param(
+            in_rows(67, 130, 1536 + 128, b="bf8"),
+            ROUNDS | {"tile": (128, 128, 128), "wave": (2, 2, 1), "warp_tile": (16, 16, 128)},
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(in_rows(64, 70, 2400, split_k=2), ROUNDS | {"split_k": 2}, marks=pytest.mark.extended),
+    ],
+    ids=["words", "bytes", "16x16x128", "slices"],
+)
+def test_gfx950_takes_exponents_in_rounds(request_: OperationRequest, fields: dict[str, Any]) -> None:
+    device = device_of(tilewright_arch.load("gfx950"), 3)
+    problem = GEMM.parse(request_)
+    config, inputs = configured(problem, fields), drawn(problem)
+    assert bytes_of_rounds(config) and not GEMM.rules.check(config, device.arch)
+    compared(problem, inputs, results_of(problem, config, device, inputs), config.name)
+
+
+@pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+@pytest.mark.skipif(not have_objdump(), reason=WITHOUT_OBJDUMP)
+def test_a_round_of_exponents_is_chosen_from_by_byte(tmp_path: Path) -> None:
+    arch, problem = tilewright_arch.load("gfx950"), GEMM.parse(in_rows(256, 256, 1024))
+    config = with_signature(problem, GemmConfig(dtype_a=problem.dtype_a, **ROUNDS))
+    image = toolchain().compile(GEMM.generate(config, arch), tmp_path, arch).binary.read_bytes()
+    loop = main_loop(Disassembler().disassemble(image)[0])
+    assert loop is not None
+    products = [item for item in loop.body if "mfma" in item.mnemonic]
+    selected = {(item.modifier("op_sel"), item.modifier("op_sel_hi")) for item in products}
+    assert len(products) == 4 * 8 and len(selected) == 4  # four steps, every byte of a word
+    lanes_read = sum({"ds_read_b64": 1, "ds_read2st64_b64": 2}.get(item.mnemonic, 0) for item in loop.body)
+    assert lanes_read == 2 + 2  # of exponents: a wave's rows and columns of instructions, once for all four steps
 
 
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)

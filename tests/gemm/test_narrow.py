@@ -28,7 +28,7 @@ from tilewright_gemm.plugin import GemmOperation
 from tilewright_gemm.problem.problem import GemmProblem
 from tilewright_gemm.problem.resize import resized_gemm
 from tilewright_gemm.references.reference import narrow_values
-from tilewright_gemm.vocabulary import ScaleA, ScaleB, ScaleBlock
+from tilewright_gemm.vocabulary import Epilogue, ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role
@@ -256,6 +256,9 @@ BATCH = OperationRequest(
     },
     {}, {"scale_block": BLOCKS, "out_dtype": "fp32", "a_format": "fp4", "b_format": "fp4"},
 )  # fmt: skip
+ROUNDS = {"pipeline": "comp_async", "tile": (128, 64, 128), "wave": (2, 1, 1), "warp_tile": (32, 32, 64)}
+WORDS = {"scale_a": of("int8", (67, 34), (36, 1)), "scale_b": of("int8", (70, 34), (40, 1))}
+"""Exponents whose lines begin at multiples of 4 bytes."""
 MORE = pytest.mark.extended
 
 
@@ -278,8 +281,20 @@ MORE = pytest.mark.extended
             "gfx950", asked(20, 40, 1300, gap=6), INSIDE | {"pipeline": "compv4", "split_k": 3}, marks=MORE,
         ),
         pytest.param("gfx950", BATCH, LARGE | {"pipeline": "comp_async"}, marks=MORE),
+        pytest.param("gfx950", asked(70, 66, 1120, gap=0), ROUNDS, marks=MORE),
+        pytest.param(
+            "gfx950", asked(67, 70, 1024 + 64, gap=0, inputs=WORDS),
+            ROUNDS | {"tile": (64, 64, 256), "wave": (1, 2, 1)}, marks=MORE,
+        ),
+        pytest.param(
+            "gfx950", asked(67, 270, 1024 + 64, gap=0, inputs=WORDS | {"scale_b": of("int8", (270, 34), (36, 1))}),
+            ROUNDS | {"tile": (256, 256, 256), "wave": (2, 4, 1), "epilogue": Epilogue.DEFAULT}, marks=MORE,
+        ),
     ],
-    ids=["bf16", "fnuz", "wmma", "beside_fp8", "fp4", "fp6_bytes", "fp6", "bf6_deep", "slices", "batch"],
+    ids=[
+        "bf16", "fnuz", "wmma", "beside_fp8", "fp4", "fp6_bytes", "fp6", "bf6_deep", "slices", "batch", "rounds",
+        "rounds_of_words", "eight_waves",
+    ],
 )  # fmt: skip
 def test_amd_kernels_multiply_packed_values(name: str, request_: OperationRequest, fields: dict[str, Any]) -> None:
     device = device_of(tilewright_arch.load(name), 3)

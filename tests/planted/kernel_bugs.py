@@ -11,6 +11,8 @@ GPU = "native/include/tilewright/gpu"
 AMD = f"{GPU}/amd"
 AMD_LOOPS = "tests/native/test_amd_pipelines.py"
 EXPONENTS = f"{GPU}/gemm/exponents.hpp"
+ROUNDS = f"{GPU}/gemm/exponent_loop.hpp"
+ROUND_TESTS = "tests/gemm/test_exponent_scales.py::test_gfx950_takes_exponents_in_rounds"
 NARROW_TESTS = "tests/gemm/test_narrow.py::test_amd_kernels_multiply_packed_values"
 EXPONENT_TESTS = "tests/gemm/test_exponent_scales.py::test_amd_kernels_scale_every_block"
 
@@ -188,6 +190,48 @@ KERNEL_BUGS = [
         "tests/gemm/test_exponent_scales.py -k least_exponent",
     ),
     Bug(
+        "AMD, lanes: exponents of a round are sorted for other lanes",
+        ROUNDS,
+        "g == 0 ? 0x06040200 : 0x07050301",
+        "g == 1 ? 0x06040200 : 0x07050301",
+        f"{ROUND_TESTS} -k words",
+    ),
+    Bug(
+        "AMD, lanes: instructions take the first byte of a round's exponents",
+        ROUNDS,
+        "factors.b[j][turn / 4],\n                              turn % 4);",
+        "factors.b[j][turn / 4],\n                              0);",
+        f"{ROUND_TESTS} -k words",
+    ),
+    Bug(
+        "AMD, waits: tiles are read before they have arrived, beside exponents in rounds",
+        ROUNDS,
+        "            wait_direct();\n            if (s == steps - 2)",
+        "            if (s == steps - 2)",
+        f"{ROUND_TESTS} -k words",
+    ),
+    Bug(
+        "AMD, fences: a tile is overwritten while other waves read it, beside exponents in rounds",
+        ROUNDS,
+        "            lds_barrier();  // the other tile is complete; this one has been read",
+        "            wait_shared();",
+        f"{ROUND_TESTS} -k words",
+    ),
+    Bug(
+        "AMD, tails: bytes of exponents beyond the last round are fetched",
+        ROUNDS,
+        "another ? step[j] : (1 - blocks) * step[j];",
+        "another ? step[j] : step[j];",
+        f"{ROUND_TESTS} -k bytes",
+    ),
+    Bug(
+        "AMD, tails: what is left of k begins with the first exponents",
+        ROUNDS,
+        "k + done * blocks * 32, at.lane",
+        "k, at.lane",
+        f"{ROUND_TESTS} -k words",
+    ),
+    Bug(
         "AMD, lanes: exponents of the first block for all groups of lanes",
         EXPONENTS,
         "block = k / 32 + layout().group(lane);",
@@ -232,8 +276,8 @@ KERNEL_BUGS = [
     Bug(
         "AMD, strides: slices of k begin with the first exponents",
         f"{GPU}/gemm/scaled.hpp",
-        "j0 + at.n0, range.begin, at.lane)",
-        "j0 + at.n0, 0, at.lane)",
+        "i0, j0, range.begin, a, b, at);",
+        "i0, j0, 0, a, b, at);",
         f"{EXPONENT_TESTS} -k slices",
     ),
     # operands of fewer than 8 bits

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.narrow import NARROW, widths
-from tilewright_gemm.vocabulary import ScaleA, ScaleB, ScaleBlock
+from tilewright_gemm.vocabulary import Epilogue, ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.types.arithmetic import ceil_div
 from tilewright_kit.types.dtypes import DType
 
@@ -38,6 +38,7 @@ __all__ = [
     "SCALES",
     "block_of",
     "block_word",
+    "bytes_of_rounds",
     "columns_of_block",
     "exponents",
     "factors",
@@ -49,6 +50,7 @@ __all__ = [
     "spread_factors",
     "takes_exponents",
     "takes_packed",
+    "waves_of_rounds",
 ]
 
 Array = npt.NDArray[Any]
@@ -87,6 +89,11 @@ _OF_A = (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32, *_NARROW_A)
 _NAN = 255
 _EXPONENT_TILES = ((16, 16, 128), (32, 32, 64))
 """Warp tiles of the matrix instructions that take factors of blocks of 32."""
+_ROUND_BLOCKS, _ROUND_TILES, _LANES, _BYTE = 16, (128, 256), 64, 8
+"""Blocks along k whose exponents are fetched together, depths of tiles of which they are two or four, and lanes of a
+wave.
+"""
+_FOUR_BITS, _EIGHT_WAVES = 4, ((2, 4, 1),)
 _ORDERED_PIPELINES = ("compv3", "compv4", "comp_async")
 """Main loops that multiply each step of k once, in order: such kernels fetch factors on the way."""
 
@@ -133,6 +140,34 @@ def packed_bits(config: Any) -> int:
     straight = config.pipeline == "comp_async" and a & (a - 1) != 0
     inside = config.pipeline in _ORDERED_PIPELINES and config.warp_tile in _EXPONENT_TILES
     return a if a == b < 8 and inside and not straight else 0
+
+
+def bytes_of_rounds(config: Any) -> int:
+    """Bytes of LDS for exponents that go there in rounds of 16 blocks, two rounds (``exponent_loop.hpp``); else 0."""
+    a, b = widths(config.scale_a, config.scale_b)
+    taken = has_exponents(config.scale_b) and config.warp_tile in _EXPONENT_TILES and a == b
+    if (
+        not taken
+        or config.pipeline != "comp_async"
+        or config.layout[:2] != "rc"
+        or (a < _BYTE and not packed_bits(config))
+    ):
+        return 0
+    rows = config.tile[0] // max(config.wave[0] * config.warp_tile[0], 1)
+    if config.tile[2] not in _ROUND_TILES or rows < 2:
+        return 0
+    threads: int = config.waves * _LANES
+    return 2 * ceil_div(config.tile[0] + config.tile[1], threads) * threads * _ROUND_BLOCKS
+
+
+def waves_of_rounds(config: Any) -> tuple[tuple[int, int, int], ...]:
+    """Arrangements of waves that such kernels have beyond those of gfx950: eight, two on each SIMD, whose tiles of
+    256 x 256 load half of what smaller ones do. Of 8-bit floats, with steps half as deep, grouped or with a staged
+    epilogue they spill (clang 22).
+    """
+    deep = config.tile[2] == _ROUND_TILES[-1] and packed_bits(config) == _FOUR_BITS
+    deep = deep and config.epilogue is Epilogue.DEFAULT and not config.grouped
+    return _EIGHT_WAVES if deep and bytes_of_rounds(config) else ()
 
 
 def columns_of_block(scale_b: ScaleB) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from tilewright_gemm.config.block_scales import is_block_scaled, packed_bits
+from tilewright_gemm.config.block_scales import bytes_of_rounds, is_block_scaled, packed_bits, waves_of_rounds
 from tilewright_gemm.config.int4 import is_int4
 from tilewright_gemm.config.narrow import widths
 from tilewright_gemm.vocabulary import (
@@ -189,6 +189,16 @@ class GemmConfig(TiledForms, KernelConfig):
     def packed_bits(self) -> int:
         """Bits of a value of A and B that stay packed in shared memory; else 0."""
         return packed_bits(self)
+
+    @property
+    def own_waves(self) -> tuple[Triple, ...]:
+        """Eight waves, of 4-bit operands whose exponents come in rounds."""
+        return waves_of_rounds(self)
+
+    @property
+    def bytes_beside_tiles(self) -> int:
+        """Bytes of shared memory of an AMD GPU's workgroup for exponents of blocks."""
+        return bytes_of_rounds(self)
 
     @property
     def narrow(self) -> bool:

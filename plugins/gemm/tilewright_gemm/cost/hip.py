@@ -8,6 +8,7 @@ arch's; what no data sheet states is assumed here, once, and shifts all kernels 
 from __future__ import annotations
 
 from tilewright_arch import ArchSpec
+from tilewright_gemm.config.block_scales import has_exponents, takes_exponents
 from tilewright_gemm.config.config import GemmConfig
 from tilewright_gemm.config.fnuz import turns_codes
 from tilewright_gemm.cost.tiles import busiest_of, is_unaligned, shapes_of, slices_of
@@ -36,6 +37,12 @@ _USUAL_WAIT_CYCLES = 12.0
 """For which a wave that is alone on its SIMD does not multiply in a step along k, by pipeline: those with one buffer of
 LDS wait for everybody else twice. As the static analysis of the usual tiles finds.
 """
+_ROUND_CYCLES, _FACTOR_CYCLES = 190.0, 480.0
+"""The same beyond that, for 128 of k, where instructions take exponents of blocks: in rounds of 16 blocks, and where a
+lane fetches each one itself.
+"""
+_EXPONENT_REGISTERS = 48
+"""For exponents of blocks and where they lie, as clang 22 compiles kernels of four waves."""
 _BUFFER_CYCLES = 12.0
 """Cycles of the vector unit, to tell two buffers of LDS apart: time lost where matrix instructions run on that unit."""
 _LDS_BEHIND, _L2_BEHIND = 0.08, 0.1
@@ -86,7 +93,8 @@ def resident_of(config: GemmConfig, arch: ArchSpec) -> int:
     """Workgroups that one compute unit holds at a time, as LDS and registers allow; at least one."""
     shared = arch.lds_bytes // max(shared_bytes(config, arch), 1)
     threads = threads_of(config, arch)
-    registers = arch.register_file // max(threads * registers_of(config, arch), 1)
+    exponents = _EXPONENT_REGISTERS if has_exponents(config.scale_b) and takes_exponents(config, arch) else 0
+    registers = arch.register_file // max(threads * (registers_of(config, arch) + exponents), 1)
     return max(min(shared, registers, 2 * arch.max_threads_per_workgroup // threads, _MOST_RESIDENT), 1)
 
 
@@ -121,6 +129,7 @@ def _step_cycles(config: GemmConfig, arch: ArchSpec, together: int) -> float:
     moved = together * (read + written) / lds_rate
     loaded = together * k * (m * size_a + n * size_b) / l2_rate
     alone = own + _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES) + _conversion_cycles(config, arch)
+    alone += _exponent_cycles(config, arch)
     return max(multiply, moved, loaded, alone) + _LDS_BEHIND * moved + _L2_BEHIND * loaded
 
 
@@ -136,6 +145,13 @@ def _conversion_cycles(config: GemmConfig, arch: ArchSpec) -> float:
     else:
         octets = k * (m + n) / threads_of(config, arch)
     return octets / 4 * _CONVERSION_CYCLES
+
+
+def _exponent_cycles(config: GemmConfig, arch: ArchSpec) -> float:
+    """Cycles of a step in which a wave is busy with exponents and does not multiply."""
+    if not (has_exponents(config.scale_b) and takes_exponents(config, arch)):
+        return 0.0
+    return (_ROUND_CYCLES if config.bytes_beside_tiles else _FACTOR_CYCLES) * config.tile[2] / 128
 
 
 def _epilogue_cycles(config: GemmConfig) -> float:

@@ -39,6 +39,14 @@ EXPONENT_SHAPES: tuple[dict[str, Any], ...] = (
     {"pipeline": "compv4", "tile": (16, 128, 256), "wave": (1, 4, 1), "warp_tile": (16, 16, 128)},
 )
 """Shapes of kernels whose instructions take the factors of blocks of 32."""
+_FOUR_BITS: tuple[dict[str, Any], ...] = (
+    {
+        "pipeline": "comp_async", "epilogue": Epilogue.DEFAULT, "tile": (256, 256, 256), "wave": (2, 4, 1),
+        "warp_tile": (32, 32, 64),
+    },
+    {"pipeline": "comp_async", "tile": (128, 128, 256), "wave": (2, 2, 1), "warp_tile": (32, 32, 64)},
+)  # fmt: skip
+"""Those of two operands of 4 bits, with lines as long as those of 8-bit floats."""
 
 
 _NARROW_PAIRS = (("fp4", "fp4"), ("fp6", "fp6"), ("bf6", "bf6"), ("", "fp4"))
@@ -59,7 +67,7 @@ def _narrow() -> Iterator[Declaration[GemmConfig]]:
         yield declare(GemmConfig, **widened, tile=(64, 64, 32), warp_tile=(16, 8, 32)).for_kinds("cuda")
         for warp in ((16, 16, 32), (16, 16, 16)):
             yield declare(GemmConfig, **widened, tile=(64, 64, 32), warp_tile=warp).for_kinds("hip")
-        for shape in EXPONENT_SHAPES if a else ():
+        for shape in (*EXPONENT_SHAPES, *(_FOUR_BITS if (a, b) == ("fp4", "fp4") else ())) if a else ():
             yield declare(GemmConfig, **fields, **shape).for_kinds("hip")
 
 

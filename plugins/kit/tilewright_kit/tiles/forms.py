@@ -49,6 +49,16 @@ class TiledForms:
         return f"{self.a}_{self.b}_{self.acc}"
 
     @property
+    def own_waves(self) -> tuple[tuple[int, int, int], ...]:
+        """Those of the arch are all."""
+        return ()
+
+    @property
+    def bytes_beside_tiles(self) -> int:
+        """Nothing but tiles."""
+        return 0
+
+    @property
     def packed_bits(self) -> int:
         """Values have the bits of their types."""
         return 0

@@ -34,6 +34,10 @@ class Tiled(Protocol):
     @property
     def warp_tile(self) -> Triple: ...
     @property
+    def own_waves(self) -> tuple[Triple, ...]:
+        """Arrangements of waves that kernels of its kind have beyond those of the arch."""
+
+    @property
     def waves(self) -> int:
         """Waves of a workgroup (CPU: threads of the team)."""
 
@@ -52,6 +56,10 @@ class Tiled(Protocol):
     @property
     def packed_bits(self) -> int:
         """Bits of a value of A and B in shared memory, where these are fewer than their types have; else 0."""
+
+    @property
+    def bytes_beside_tiles(self) -> int:
+        """Bytes of shared memory of an AMD GPU's workgroup for what lies there beside tiles of A and B."""
 
     @property
     def letters(self) -> str:

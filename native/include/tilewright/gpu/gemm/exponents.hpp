@@ -62,19 +62,33 @@ struct ExponentAtom : Plain {
   TW_DEVICE void multiply_row(const Fragments& f, int, int i) {
     if (i == 0) advance();
     TW_UNROLL
-    for (int j = 0; j < columns; j++) {
-      constexpr int kX = format_code<B>(), kY = format_code<A>();
-      const auto x = operand(f.b[j]), y = operand(f.a[i]);
-      if constexpr (lines == 32)
-        acc[i][j] = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(x, y, acc[i][j], kX, kY, 0, factors_b[j], 0,
-                                                                   factors_a[i]);
-      else
-        acc[i][j] = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(x, y, acc[i][j], kX, kY, 0, factors_b[j], 0,
-                                                                    factors_a[i]);
-    }
+    for (int j = 0; j < columns; j++)
+      multiply_byte<0>(acc[i][j], f.a[i], f.b[j], (uint32_t)factors_a[i], (uint32_t)factors_b[j]);
+  }
+
+  // The product of row i and column j, whose exponents are in byte `byte` of a register.
+  template <class FragmentA, class FragmentB>
+  TW_DEVICE void multiply_one(int i, int j, const FragmentA& a, const FragmentB& b, uint32_t of_row, uint32_t of_column,
+                              int byte) {
+    if (byte == 0) multiply_byte<0>(acc[i][j], a, b, of_row, of_column);
+    else if (byte == 1) multiply_byte<1>(acc[i][j], a, b, of_row, of_column);
+    else if (byte == 2) multiply_byte<2>(acc[i][j], a, b, of_row, of_column);
+    else multiply_byte<3>(acc[i][j], a, b, of_row, of_column);
   }
 
  private:
+  template <int kByte, class Sums, class FragmentA, class FragmentB>
+  TW_DEVICE static void multiply_byte(Sums& sums, const FragmentA& a, const FragmentB& b, uint32_t of_row,
+                                      uint32_t of_column) {
+    constexpr int kX = format_code<B>(), kY = format_code<A>();
+    const auto x = operand(b), y = operand(a);
+    if constexpr (lines == 32)
+      sums = __builtin_amdgcn_mfma_scale_f32_32x32x64_f8f6f4(x, y, sums, kX, kY, kByte, (int)of_column, kByte,
+                                                             (int)of_row);
+    else
+      sums = __builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4(x, y, sums, kX, kY, kByte, (int)of_column, kByte,
+                                                              (int)of_row);
+  }
   TW_DEVICE void advance() {
     TW_UNROLL
     for (int i = 0; i < rows; i++) factors_a[i] = next_a[i];

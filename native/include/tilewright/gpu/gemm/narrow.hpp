@@ -172,11 +172,19 @@ struct WidenedGemm : Gemm<Narrow<C, FormA, FormB>, NarrowSources> {
 };
 
 #if defined(__HIP__)
+struct PackedSources : MatrixSources {};
+
+template <class C, class FormA, class FormB>
+struct AmdLoop<NarrowBytes<C, FormA, FormB>, PackedSources> : AmdLoop<NarrowBytes<C, FormA, FormB>, MatrixSources> {
+  using Rounds = ExponentLoop<AmdLoop<NarrowBytes<C, FormA, FormB>, MatrixSources>>;
+  static constexpr int bytes = Rounds::bytes;
+};
+
 // As the instructions take them: the main loops of plain products, with bytes for elements.
 template <class C, class FormA, class FormB>
-struct PackedGemm : Gemm<NarrowBytes<C, FormA, FormB>, MatrixSources> {
+struct PackedGemm : Gemm<NarrowBytes<C, FormA, FormB>, PackedSources> {
   using Config = Narrow<C, FormA, FormB>;
-  using Base = Gemm<NarrowBytes<C, FormA, FormB>, MatrixSources>;
+  using Base = Gemm<NarrowBytes<C, FormA, FormB>, PackedSources>;
   using typename Base::Atom, typename Base::Loop;
 
   TW_DEVICE static void multiply(Atom& atom, const tw_gemm_problem& problem, int64_t item, int i0, int j0, int begin,
@@ -187,8 +195,7 @@ struct PackedGemm : Gemm<NarrowBytes<C, FormA, FormB>, MatrixSources> {
                                     first, bytes);
     const typename Loop::OperandB b((const char*)problem.b + item * problem.stride_b, problem.ldb, j0, (int)problem.n,
                                     first, bytes);
-    atom.begin(problem, item, i0 + at.m0, j0 + at.n0, begin, at.lane);
-    if (end > begin) Loop::run(atom, a, b, at);
+    if (end > begin) Loop::Rounds::run(atom, problem, item, i0, j0, begin, a, b, at);
   }
 };
 #else

@@ -5,7 +5,7 @@
 #include "tilewright/core/block_scales.hpp"
 #include "tilewright/gpu/gemm/gemm.hpp"
 #if defined(__HIP__)
-#include "tilewright/gpu/gemm/exponents.hpp"
+#include "tilewright/gpu/gemm/exponent_loop.hpp"
 #endif
 
 namespace tw::gpu {
@@ -82,6 +82,8 @@ template <class Config>
 struct AmdLoop<Config, ScaledSources> : AmdLoop<Config, MatrixSources> {
   using Part = typename AmdLoop<Config, MatrixSources>::Atom;
   using Atom = Choose<kTakesExponents<Part>, Part, ScaledAtom<Part, typename Config::Factor>>;
+  using Rounds = ExponentLoop<AmdLoop<Config, MatrixSources>>;
+  static constexpr int bytes = Rounds::bytes;
 };
 #else
 template <class Atom>
@@ -111,10 +113,9 @@ struct Gemm<BlockScaled<C, kColumns, kBlock, Given>, MatrixSources>
     atom.clear();
     const int end = range.begin + range.length;
     if constexpr (at_once) {
-      atom.begin(problem, job.item, i0 + at.m0, j0 + at.n0, range.begin, at.lane);
       const typename Loop::OperandA a(a_item, problem.lda, i0, (int)problem.m, range.begin, range.length);
       const typename Loop::OperandB b(b_item, problem.ldb, j0, (int)problem.n, range.begin, range.length);
-      if (range.length > 0) Loop::run(atom, a, b, at);
+      if (range.length > 0) Loop::Rounds::run(atom, problem, job.item, i0, j0, range.begin, a, b, at);
     } else {
       add_blocks(atom, problem, job.item, range.begin, end, a_item, b_item, i0, j0, at);
     }

@@ -50,7 +50,7 @@ def hip_shared_bytes(config: Tiled, arch: ArchSpec) -> int:
         columns = config.tile[1] // max(config.wave[1], 1)
         columns = _STRIP_COLUMNS if columns % _STRIP_COLUMNS == 0 else columns
         shuffled = config.waves * config.warp_tile[0] * (columns + 8) * _REGISTER_BYTES
-    return max(tiles * staged, shuffled)
+    return max(tiles * staged + config.bytes_beside_tiles, shuffled)
 
 
 def _stored_bytes(config: Tiled, arch: ArchSpec, axis: int) -> int:

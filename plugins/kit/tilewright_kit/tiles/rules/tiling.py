@@ -122,7 +122,7 @@ def trait(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
 
 def wave_table(config: Tiled, arch: ArchSpec) -> Iterator[Violation]:
     """The waves are laid out in one of the ways that the arch lists."""
-    if config.wave not in arch.waves:
+    if config.wave not in (*arch.waves, *config.own_waves):
         close = nearest(config.wave, arch.waves)
         yield Violation("wave_table", "wave", config.wave, f"{arch.id} has no such layout of waves", {"wave": close})
 
