@@ -80,7 +80,7 @@ class Engine:
         cpu = {"arch": options.cpu_arch, "threads": options.cpu_threads, "isolated": options.cpu_isolated}
         host = DeviceHost(self._store.pin, {"cpu": cpu})
         self.devices = DeviceRegistry(plugins.devices, host, options.default_device)
-        self.registered = RegisteredKernels(options.cache_dir, self.catalogs.operations)
+        self.registered = RegisteredKernels(options.cache_dir, self.catalogs.operations, options.registered)
         self.kernels = KernelCatalog(
             self.catalogs, self._store, self.registered, self.cache, lambda: self.devices.info().arch
         )

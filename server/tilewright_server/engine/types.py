@@ -6,9 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["BuildPolicy", "EngineOptions", "Outcome", "Selection"]
+__all__ = ["BuildPolicy", "EngineOptions", "Outcome", "RegisteredLimits", "Selection"]
 
 BuildPolicy = Literal["wait", "fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredLimits:
+    """Kernels that may be registered. Of ``sessions`` and ``shared`` a process has at most as many as it leaves."""
+
+    session: int = 1000
+    """By one session, for itself."""
+    sessions: int = 16384
+    """By all sessions, for themselves."""
+    shared: int = 10_000
+    """For all, by whomever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,8 @@ class EngineOptions:
     """For how long a failed build is answered from memory."""
     queued_builds: int = 32768
     """Builds that may wait; one process has at most half of them."""
+    registered: RegisteredLimits = field(default_factory=RegisteredLimits)
+    """Kernels that clients may register."""
     compiler: str = ""
     """C++ compiler, by name or path; empty: the first that is found."""
     hip_compiler: str = ""

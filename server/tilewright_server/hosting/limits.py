@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright_server.devices.cpu.topology import cgroup_folders, find_topology
-from tilewright_server.engine.types import EngineOptions
+from tilewright_server.engine.types import EngineOptions, RegisteredLimits
 from tilewright_server.session.quotas import Limits, Quotas, Resource
 from tilewright_server.settings import Settings, default_cache_dir
 
@@ -201,6 +201,9 @@ def engine_options(settings: Settings) -> EngineOptions:
         build_workers=settings.build_workers,
         build_timeout_s=settings.build_timeout_s,
         queued_builds=settings.queued_builds,
+        registered=RegisteredLimits(
+            settings.max_registered_kernels, settings.registered_kernels, settings.shared_kernels
+        ),
         compiler=settings.compiler,
         hip_compiler=settings.hip_compiler,
         default_device=settings.device,

@@ -315,6 +315,13 @@ class Settings:
     )
     all_plans: int = _setting(65536, "count", kinds.count(1, 2**30), "Prepared plans of all clients together.")
     all_plan_bytes: int = _setting(1024 * MIB, "size", kinds.size(0, 2**50), "Memory of all prepared plans.")
+    max_registered_kernels: int = _setting(
+        1000, "count", kinds.count(0, 1_000_000), "Kernels that one session may register for itself."
+    )
+    registered_kernels: int = _setting(
+        16384, "count", kinds.count(0, 2**30), "Kernels that all sessions together may register for themselves."
+    )
+    shared_kernels: int = _setting(10_000, "count", kinds.count(0, 1_000_000), "Kernels registered for all, at most.")
     max_connections: int = _setting(4096, "count", kinds.count(1, 2**30), "Connections of gRPC that may be open.")
     relay: bool = _setting(
         True,

@@ -8,18 +8,16 @@ import pytest
 from vector_operation import VectorConfig, VectorOperation
 
 from tilewright_kit.types.errors import ResourceExhaustedError
-from tilewright_server.engine.kernels import registered
 from tilewright_server.engine.kernels.registered import RegisteredKernels
+from tilewright_server.engine.types import RegisteredLimits
 
 FLOOD = ("uid:1", "pid:1@1")
 OTHER = ("uid:1", "pid:2@1")
 
 
 @pytest.fixture
-def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RegisteredKernels:
-    for name in ("MAX_SHARED", "MAX_OF_SESSIONS"):
-        monkeypatch.setattr(registered, name, 16)
-    return RegisteredKernels(tmp_path, {"vector": VectorOperation()})
+def kernels(tmp_path: Path) -> RegisteredKernels:
+    return RegisteredKernels(tmp_path, {"vector": VectorOperation()}, RegisteredLimits(sessions=16, shared=16))
 
 
 def test_a_process_registers_half_of_what_all_sessions_may(kernels: RegisteredKernels) -> None:
@@ -42,8 +40,9 @@ def test_a_process_shares_half_of_what_a_cache_keeps(kernels: RegisteredKernels)
     for rank in range(8):
         kernels.add(VectorConfig(rank=rank), owner=FLOOD)
     kernels.add(VectorConfig(rank=0), owner=FLOOD)  # which is there
-    with pytest.raises(ResourceExhaustedError, match="8 of them by this client's process"):
+    with pytest.raises(ResourceExhaustedError, match="8 of them by this client's process") as full:
         kernels.add(VectorConfig(rank=100), owner=FLOOD)
+    assert full.value.field == "shared_kernels"
     for rank in range(100, 104):
         kernels.add(VectorConfig(rank=rank), owner=OTHER)
     for rank in range(4):

@@ -20,6 +20,7 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError, TilewrightError
+from tilewright_server.engine.types import RegisteredLimits
 
 __all__ = ["REGISTERED", "Owner", "RegisteredKernels"]
 
@@ -27,10 +28,6 @@ log = logging.getLogger(__name__)
 
 REGISTERED = "registered"
 """Name of the kernel set of all registered kernels, and of the folder of the shared ones."""
-MAX_SHARED = 10_000
-MAX_OF_SESSION = 1000
-MAX_OF_SESSIONS = 16384
-"""Limit of all sessions together. Of these and of the shared ones, a process registers at most as many as it leaves."""
 _RETRY_S = 1.0
 _MAX_FILE = 64 * 1024
 
@@ -43,9 +40,12 @@ Owner = tuple[str, str]
 class RegisteredKernels:
     """Thread-safe. Shared kernels are files, one each, which all servers with this cache see at once."""
 
-    def __init__(self, cache_dir: Path, operations: Mapping[str, Operation[Any, Any]]) -> None:
+    def __init__(
+        self, cache_dir: Path, operations: Mapping[str, Operation[Any, Any]], limits: RegisteredLimits | None = None
+    ) -> None:
         self._folder = cache_dir / REGISTERED
         self._operations = operations
+        self._limits = limits or RegisteredLimits()
         self._own: dict[bytes, dict[Place, KernelConfig]] = {}
         self._owners: dict[bytes, Owner] = {}
         self._writers: dict[str, Owner] = {}
@@ -67,10 +67,11 @@ class RegisteredKernels:
             with self._lock:
                 own = self._own.get(session, {})
                 if _place(config) not in own:
-                    if len(own) >= MAX_OF_SESSION:
-                        raise _full(MAX_OF_SESSION, "a session")
+                    if len(own) >= self._limits.session:
+                        raise _full(self._limits.session, "a session")
                     mine = sum(len(self._own[each]) for each, known in self._owners.items() if known == owner)
-                    _require_room(mine, sum(map(len, self._own.values())), MAX_OF_SESSIONS)
+                    total = sum(map(len, self._own.values()))
+                    _require_room("registered_kernels", mine, total, self._limits.sessions)
                 own[_place(config)] = config
         else:
             self._write(config, owner)
@@ -123,7 +124,7 @@ class RegisteredKernels:
         with self._lock:
             for gone in self._files.keys() - set(names):
                 del self._files[gone]
-        for name in names[:MAX_SHARED]:
+        for name in names[: self._limits.shared]:
             if (config := self._read(name)) is not None:
                 yield config
 
@@ -172,13 +173,13 @@ class RegisteredKernels:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             known = {path.name for path in self._folder.iterdir()}
             if name not in known:
-                if len(known) >= MAX_SHARED:
-                    raise _full(MAX_SHARED, "a cache")
+                if len(known) >= self._limits.shared:
+                    raise _full(self._limits.shared, "a cache")
                 with self._lock:
                     for gone in self._writers.keys() - known:
                         del self._writers[gone]
                     mine = sum(1 for writer in self._writers.values() if writer == owner)
-                _require_room(mine, len(known), MAX_SHARED)
+                _require_room("shared_kernels", mine, len(known), self._limits.shared)
             scratch.write_text(text, "utf-8")
             scratch.replace(self._folder / name)
             with self._lock:
@@ -212,12 +213,12 @@ def _full(limit: int, what: str) -> ResourceExhaustedError:
     )
 
 
-def _require_room(mine: int, total: int, limit: int) -> None:
+def _require_room(quota: str, mine: int, total: int, limit: int) -> None:
     """Raise ``ResourceExhaustedError`` if a process that registered so many leaves fewer to others."""
     if mine >= limit - total:
         raise ResourceExhaustedError(
             f"{total} kernels are registered already, {mine} of them by this client's process",
-            field="registered_kernels",
+            field=quota,
             value=limit,
             rule="quota",
             fix="unregister some, or close sessions that are no longer used",
