@@ -34,7 +34,8 @@ def wait_until_ready(process: ServerProcess) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("kserve")
     listen = f"unix:{folder / 's.sock'},127.0.0.1:0"
-    process = ServerProcess(folder, GEMM, listen=listen, insecure="true", cpu_threads=1)
+    audit = folder / "audit.jsonl"
+    process = ServerProcess(folder, GEMM, listen=listen, insecure="true", cpu_threads=1, audit_log=audit)
     wait_until_ready(process)
     yield process
     assert process.stop() == 0, process.log()

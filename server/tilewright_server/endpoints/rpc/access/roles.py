@@ -13,7 +13,7 @@ class Role(Enum):
     DISPATCH = "dispatch"
     """Sessions, memory, plans, launches, and reading what kernels there are."""
     BUILD = "build"
-    """Have kernels compiled ahead of their use."""
+    """Have kernels compiled by name, ahead of any problem. What a problem of ``DISPATCH`` needs is compiled too."""
     TUNE = "tune"
     """Register and unregister kernel configurations."""
     ADMINISTER = "administer"
@@ -30,11 +30,25 @@ _OTHERS = {
     "tilewright.v1.Memory/ListSessions": Role.ADMINISTER,
     "inference.GRPCInferenceService/ModelStatistics": Role.ADMINISTER,
 }
+_SETTING_UP = frozenset(
+    f"inference.GRPCInferenceService/{name}"
+    for name in (
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryRegister",
+        "CudaSharedMemoryUnregister",
+    )
+)
+"""Calls of dispatch that make or remove what lasts beyond them, where no session's line says who has it: clients of the
+Open Inference Protocol have none."""
 
 
 def is_audited(method: str) -> bool:
-    """True for methods whose calls stand in the audit log at their end: those of other roles than dispatch."""
-    return method in _OTHERS
+    """True for methods whose calls stand in the audit log at their end: those of other roles than dispatch, and those
+    by which clients without a session prepare models and register memory."""
+    return method in _OTHERS or method in _SETTING_UP
 
 
 def role_of(method: str) -> Role | None:
