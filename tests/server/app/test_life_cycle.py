@@ -14,8 +14,9 @@ from typing import Any
 import grpc
 import pytest
 from fake_engine import BEGUN
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from rpc_harness import REAL, Client, MemoryFile, ServerProcess, detail_of, eventually, in_region, inline
 
 from tilewright_proto.v1 import kernels_pb2 as kp
@@ -65,13 +66,26 @@ def test_health_has_a_name_for_the_whole_and_for_each_operation(tmp_path: Path) 
             health(client, "tilewright.nothing")
 
 
-def test_reflection_names_the_services(tmp_path: Path) -> None:
+def test_reflection_of_both_versions_names_the_services_and_gives_their_files(tmp_path: Path) -> None:
+    ask = reflection_pb2.ServerReflectionRequest  # grpcio's package has v1alpha alone; v1 has the same messages
+    services = {f"tilewright.v1.{name}" for name in ("Dispatch", "Memory", "Kernels")}
+    dispatch = "tilewright.v1.Dispatch"
     with ServerProcess(tmp_path) as server, Client(server.addresses[0]) as client:
-        stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        reply = next(iter(stub.ServerReflectionInfo(iter([request]))))
-        names = {service.name for service in reply.list_services_response.service}
-        assert {"tilewright.v1.Dispatch", "tilewright.v1.Memory", "tilewright.v1.Kernels"} <= names
+        for version in ("v1", "v1alpha"):
+            way = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+            reply = reflection_pb2.ServerReflectionResponse.FromString
+            info = client.channel.stream_stream(way, ask.SerializeToString, reply)
+            requests = [ask(list_services=""), ask(file_containing_symbol=dispatch), ask(file_by_filename="none.proto")]
+            listed, found, missing = info(iter(requests), timeout=60)
+            assert services <= {service.name for service in listed.list_services_response.service}
+            files = map(FileDescriptorProto.FromString, found.file_descriptor_response.file_descriptor_proto)
+            by_name = {file.name: file for file in files}
+            (file,) = (file for file in by_name.values() if file.package == "tilewright.v1" and file.service)
+            assert [service.name for service in file.service] == ["Dispatch"]
+            assert "Run" in {method.name for method in file.service[0].method}
+            (again,) = info(iter([ask(file_by_filename=file.name)]), timeout=60)
+            assert FileDescriptorProto.FromString(again.file_descriptor_response.file_descriptor_proto[0]) == file
+            assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
