@@ -167,34 +167,53 @@ def test_policies_and_certificates_change_under_load(tmp_path: Path, authority: 
         serving(tmp_path, authority, tls_client_ca=authority.path, policy=policy) as server,
         client(server, authority, engine(authority)) as one,
     ):
-        over, wrong, done = threading.Event(), [], [0]
+        over, wrong, done = threading.Event(), [], [0, 0]
+        newcomer = engine(authority, "b")
 
-        def load() -> None:
+        def on_one_connection() -> None:
+            assert (one.gemm(a, a) == a).all()
+
+        def on_a_new_connection() -> None:
+            with client(server, authority, newcomer) as another:
+                assert (another.gemm(a, a) == a).all()
+
+        def load(index: int, call: Callable[[], None]) -> None:
             try:
                 while not over.is_set():
-                    assert (one.gemm(a, a) == a).all()
-                    done[0] += 1
+                    call()
+                    done[index] += 1
             except BaseException as error:
                 wrong.append(error)
 
-        thread = threading.Thread(target=load)
-        thread.start()
-        assert eventually(lambda: done[0] > 10)
+        def go_on(calls: int = 10, connections: int = 3) -> bool:
+            """True once so many more calls, and calls over new connections, have ended."""
+            seen = done[:]
+            return eventually(lambda: bool(wrong) or (done[0] > seen[0] + calls and done[1] > seen[1] + connections))
+
+        threads = [
+            threading.Thread(target=load, args=item) for item in enumerate((on_one_connection, on_a_new_connection))
+        ]
+        for thread in threads:
+            thread.start()
+        assert go_on()
         fresh = authority.server("fresh")
         (tmp_path / "server.key").write_bytes(fresh.key.read_bytes())  # half of it: the old ones stay
         with client(server, authority, engine(authority)):
             pass
         assert "the certificates stay as they are" in server.log()
+        assert go_on()
         (tmp_path / "server.pem").write_bytes(fresh.certificate.read_bytes())
         assert served(server, authority) == fresh.fingerprint
+        assert go_on()
         policy.write_text(POLICY + "\n[[principal]]\nname = 'x'\nroles = ['fly']\nuid = [1]\n")
         server.signal(signal.SIGHUP)
         assert eventually(lambda: "the policy stays as it is" in server.log())
         assert "fly" in server.log()
-        seen = done[0]
-        assert eventually(lambda: done[0] > seen + 10)
+        assert go_on()
         over.set()
-        thread.join(10)
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
         assert wrong == []
         policy.write_text(POLICY.replace("ns/prod/*", "ns/other/*"))
         server.signal(signal.SIGHUP)
