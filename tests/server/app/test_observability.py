@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import signal
 import socket
@@ -10,13 +12,15 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+from fake_engine import BEGUN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rpc_harness import REAL, Client, ServerProcess, eventually, free_port, inline
+from rpc_harness import REAL, Client, MemoryFile, ServerProcess, eventually, free_port, in_region, inline
 
 import tilewright
 from tilewright_server.hosting.monitoring.http import http_address
@@ -160,6 +164,55 @@ def test_readiness_is_a_health_service_of_its_own(tmp_path: Path) -> None:
         assert next(watch).status == serving
         server.signal()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_probes_hear_that_a_server_drains_and_why(tmp_path: Path) -> None:
+    kind = health_pb2.HealthCheckResponse
+    probes, pages = free_port(), free_port()
+    settings = {"health_listen": f"127.0.0.1:{probes}", "http_listen": pages}
+    with ServerProcess(tmp_path, **settings) as server, Client(server.addresses[0]) as client:
+        stub = health_pb2_grpc.HealthStub(client.channel)
+        assert eventually(lambda: get(pages, "/readyz") == (200, "ok\n"))
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", "tilewright.ready")]
+        assert [next(watch).status for watch in watches] == [kind.SERVING, kind.SERVING]
+        with contextlib.closing(MemoryFile(4096)) as file:  # a launch that goes on for as long as the server waits
+            region = client.register(file).region
+            call = client.execution(client.plan(held=1), in_region(region), in_region(region, 64))
+            running = client.dispatch.Execute.future(call)
+            assert eventually(lambda: file.bytes[64] == BEGUN)
+            server.signal()
+            assert eventually(lambda: get(pages, "/readyz") == (503, "the server is shutting down\n"))
+            assert get(pages, "/healthz") == (200, "ok\n")
+            assert [next(watch).status for watch in watches] == [kind.NOT_SERVING, kind.NOT_SERVING]
+            for address in (server.addresses[0], f"127.0.0.1:{probes}"):
+                with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                    with pytest.raises(grpc.RpcError) as caught:
+                        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+                    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert get(pages, "/readyz")[0] == 503 and not running.done()
+            server.signal()  # at once
+
+
+def test_probes_wait_until_the_warm_start_has_ended(tmp_path: Path) -> None:
+    probes, pages = free_port(), free_port()
+    journal = tmp_path / "journal"
+    os.mkfifo(journal)  # read by the warm start, which lasts until the other end is closed
+    settings = {"health_listen": f"127.0.0.1:{probes}", "http_listen": pages, "warm": journal}
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(ServerProcess, tmp_path, **settings)
+        with journal.open("wb"):  # waits for the reader
+            for address in (f"unix:{tmp_path / 's.sock'}", f"127.0.0.1:{probes}"):
+                with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                    with pytest.raises(grpc.RpcError) as caught:
+                        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
+                    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            with socket.create_connection(("127.0.0.1", pages), 1) as probe:
+                probe.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+                with pytest.raises(TimeoutError):
+                    probe.recv(1)
+            assert not starting.done()
+        with starting.result(60) as server:
+            assert eventually(lambda: get(pages, "/readyz") == (200, "ok\n")), server.log()
 
 
 def test_the_log_is_json_names_calls_and_keeps_secrets(tmp_path: Path) -> None:
