@@ -7,18 +7,22 @@ import os
 import re
 import signal
 import socket
+import ssl
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from authorities import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rpc_harness import FAKE, REAL, Client, ServerProcess, eventually, free_port
 
 import tilewright as tw
+from tilewright_proto.inference import inference_pb2 as pb
 
 ACTIVATE = """
 import os, socket, sys
@@ -81,7 +85,8 @@ def activated(folder: Path, mode: str = "600", **settings: Any) -> Server:
 class Load:
     """Clients that multiply matrices one after the other, each in a thread."""
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, count: int, tls: tw.Tls | None = None) -> None:
+        self._tls = tls
         self.errors: list[BaseException] = []
         self.calls = [0] * count
         self._stop = threading.Event()
@@ -90,7 +95,7 @@ class Load:
     def _run(self, address: str, index: int) -> None:
         a = np.random.default_rng(index).integers(-4, 4, (24, 24)).astype(np.float32)
         try:
-            with tw.connect(address) as client:
+            with tw.connect(address, tls=self._tls) as client:
                 while not self._stop.is_set():
                     assert (client.gemm(a, a, launch="server") == a @ a).all()
                     self.calls[index] += 1
@@ -118,16 +123,92 @@ class Load:
 @pytest.mark.some(1)
 def test_an_upgrade_under_load_loses_no_call(tmp_path: Path, local_socket: bool) -> None:
     with Server(tmp_path, local_socket=local_socket) as server, Load(server.addresses[0], 4) as load:
-        pid = server.pid
-        for _ in range(2):
-            assert load.more()
-            assert load.errors == []
-            pid = server.succeed(pid)
-        assert load.more()
-    assert load.errors == []
+        upgrade(server, load, 2)
     assert server.wait() == 0
-    assert server.log().count("serves now, this one ends") == 2
     assert [item.name for item in tmp_path.iterdir() if item.name.startswith("s.sock")] == []
+
+
+def upgrade(server: Server, load: Load, times: int) -> None:
+    """Have a server followed, and those that follow it, under load."""
+    pid = server.pid
+    for _ in range(times):
+        assert load.more()
+        assert load.errors == []
+        pid = server.succeed(pid)
+    assert load.more()
+    assert load.errors == []
+    assert server.log().count("serves now, this one ends") == times
+
+
+class Inferences(Load):
+    """Clients of the Open Inference Protocol, by stubs that know nothing of successors."""
+
+    def _run(self, address: str, index: int) -> None:
+        a = np.random.default_rng(index).integers(-4, 4, (24, 24)).astype(np.float32)
+        request = pb.ModelInferRequest(model_name="tilewright.gemm", raw_input_contents=[a.tobytes()] * 2)
+        for name in ("a", "b"):
+            request.inputs.add(name=name, datatype="FP32", shape=a.shape)
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        try:
+            with grpc.insecure_channel(address, options) as channel:
+                infer: Any = channel.unary_unary(
+                    "/inference.GRPCInferenceService/ModelInfer",
+                    pb.ModelInferRequest.SerializeToString,
+                    pb.ModelInferResponse.FromString,
+                )
+                while not self._stop.is_set():
+                    assert infer(request, timeout=60).raw_output_contents == [(a @ a).tobytes()]
+                    self.calls[index] += 1
+        except BaseException as error:
+            self.errors.append(error)
+
+
+@pytest.mark.extended
+def test_an_upgrade_over_tcp_loses_no_call(tmp_path: Path, kernel_cache: Path) -> None:
+    listen, own = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    settings = {"listen": listen, "kserve_listen": own, "insecure": True, "cache_dir": kernel_cache}
+    with Server(tmp_path, **settings) as server, Load(listen, 2) as load, Inferences(own, 2) as inferences:
+        upgrade(server, load, 1)
+        assert inferences.more()
+        assert inferences.errors == []
+        server.succeed(server.successors()[-1])
+        assert load.more()
+        assert inferences.more()
+    assert load.errors == inferences.errors == []
+    assert server.log().count("serves now, this one ends") == 2
+    assert "a socket was given" not in server.log()
+
+
+@pytest.mark.extended
+def test_an_upgrade_over_tls_loses_no_call(tmp_path: Path, kernel_cache: Path) -> None:
+    authority = Authority(tmp_path)
+    own, who = authority.server(), authority.sign("alice")
+    tls = tw.Tls(ca=authority.path, certificate=who.certificate, key=who.key, server_name="localhost")
+    listen = f"127.0.0.1:{free_port()}"
+    settings = {"tls_cert": own.certificate, "tls_key": own.key, "tls_client_ca": authority.path}
+    with Server(tmp_path, listen=listen, cache_dir=kernel_cache, **settings) as server, Load(listen, 2, tls) as load:
+        upgrade(server, load, 2)
+    assert "a socket was given" not in server.log()
+
+
+def test_a_handshake_that_has_begun_is_served_by_whoever_accepted_it(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    own, who = authority.server(), authority.sign("alice")
+    context = ssl.create_default_context(cafile=authority.path)
+    context.load_cert_chain(who.certificate, who.key)
+    context.set_alpn_protocols(["h2"])
+    port = free_port()
+    settings = {"tls_cert": own.certificate, "tls_key": own.key, "tls_client_ca": authority.path}
+    with Server(tmp_path, FAKE, listen=f"127.0.0.1:{port}", **settings) as server:
+        with socket.create_connection(("127.0.0.1", port), 60) as way:
+            time.sleep(0.5)  # accepted
+            server.signal(signal.SIGUSR2)
+            assert eventually(lambda: "serves now, this one ends" in server.log(), 60)
+            time.sleep(2)
+            with context.wrap_socket(way, server_hostname="localhost") as tls:
+                tls.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+                assert tls.recv(9)[3:4] == b"\4", "settings of HTTP/2"
+        assert eventually(lambda: ended(server.pid), 60)
 
 
 class Probes:
@@ -190,11 +271,16 @@ def test_a_server_goes_on_if_its_successor_cannot_start(tmp_path: Path) -> None:
         server.succeed(server.pid)
 
 
-def test_a_server_over_tcp_says_that_it_cannot_be_followed(tmp_path: Path) -> None:
-    with Server(tmp_path, listen=f"unix:{tmp_path / 's.sock'},127.0.0.1:0", insecure=True) as server:
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"relay": False}, "gRPC gives the socket that it listens on to nobody"), ({}, "the system has chosen the port")],
+    ids=["relay", "port"],
+)
+def test_a_server_over_tcp_says_why_it_cannot_be_followed(tmp_path: Path, settings: Any, reason: str) -> None:
+    with Server(tmp_path, FAKE, listen="127.0.0.1:0", insecure=True, **settings) as server:
         server.signal(signal.SIGUSR2)
-        assert eventually(lambda: "gRPC gives the socket that it listens on to nobody" in server.log(), 60)
-        with Client(server.addresses[1]) as client:
+        assert eventually(lambda: reason in server.log(), 60)
+        with Client(server.addresses[0]) as client:
             assert client.status() is not None
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tilewright_server.endpoints.rpc.access.credentials import Certificates
     from tilewright_server.endpoints.rpc.tls.front import Front
 
-__all__ = ["Listener", "ProbeListener", "TcpAddress", "UnixAddress", "parse_address"]
+__all__ = ["Listener", "TcpAddress", "UnixAddress", "parse_address"]
 
 log = logging.getLogger("tilewright.listen")
 
@@ -118,16 +118,18 @@ class Listener:
         self._inner = -1
         self._most = most
         self._front: Front | None = None
-        self._waiting: list[Relay] = []
+        self._waiting: list[Relay | Front] = []
         self._listening: socket.socket | None = None
+        self._shared: list[tuple[int, str]] = []
         self._place: UnixPlace | None = None
 
     def start(self) -> None:
         """Accept on a socket that was taken over: from here on, a server that had it before need not. Others are
-        accepted on as soon as they are bound. Idempotent. Raises ``RuntimeError`` if the system refuses a thread."""
+        accepted on as soon as they are bound. Idempotent. Raises ``OSError`` or ``RuntimeError`` if the system refuses
+        a process or a thread."""
         waiting, self._waiting = self._waiting, []
-        for relay in waiting:
-            relay.start()
+        for item in waiting:
+            item.start()
 
     def bind(self, server: grpc.Server, certificates: Certificates | None = None) -> None:
         """Bind ``server`` to the address. Over TCP, ``certificates`` have it speak TLS.
@@ -198,22 +200,29 @@ class Listener:
         self, server: grpc.Server, address: TcpAddress, certificates: Certificates | None
     ) -> bool:
         """False, with a word in the log, where there can be no relay. Raises ``UnavailableError``."""
-        listening, at_once = self._tcp_sockets(address)
+        given = self._given(address)
+        listening = given or _listen(address)
         self.address = TcpAddress(address.host, listening[0].getsockname()[1])
         with tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True) as folder:
             inner = Path(folder) / INNER
             if certificates is None:
-                done = self._relay_to(server, inner, listening, at_once=at_once)
+                done = self._relay_to(server, inner, listening, at_once=not given)
             else:
-                done = self._relay_to(server, inner, [None], (listening, certificates))
+                done = self._relay_to(server, inner, [None], (listening, certificates), at_once=not given)
         if not done:
             for item in listening:
                 item.close()
+        elif address.port:
+            self._shared = [(item.fileno(), SOCKET) for item in listening]
         return done
 
-    def _tcp_sockets(self, address: TcpAddress) -> tuple[list[socket.socket], bool]:
-        """Sockets for an address, and True if they are to be accepted on at once. Raises ``UnavailableError``."""
-        return _listen(address), True
+    def _given(self, address: TcpAddress) -> list[socket.socket]:
+        """Sockets that listen at an address already, for this server."""
+        found: list[socket.socket] = []
+        for host in dict.fromkeys((address.host, "::" if address.host == "0.0.0.0" else address.host)):
+            while self._inherited is not None and (one := self._inherited.tcp(host, address.port)) is not None:
+                found.append(one)
+        return found
 
     def _relay_to(
         self,
@@ -240,7 +249,7 @@ class Listener:
                 else:
                     self._waiting.append(self.relays[-1])
             if tls is not None:
-                self._front = self._terminating(*tls)
+                self._front = self._terminating(*tls, at_once=at_once)
         except (OSError, RuntimeError) as error:
             log.warning("gRPC listens without a relay: one process can hold up all: %s", error)
             self._end_relay()
@@ -252,13 +261,16 @@ class Listener:
             self._peers.add(relay, None if self._front is None else self._front.certificate)
         return True
 
-    def _terminating(self, listening: Sequence[socket.socket], certificates: Certificates) -> Front:
+    def _terminating(self, listening: Sequence[socket.socket], certificates: Certificates, *, at_once: bool) -> Front:
         """A process that terminates TLS before the relay. Raises ``OSError`` or ``RuntimeError``."""
         from tilewright_server.endpoints.rpc.tls.front import Front
 
         # Each takes four descriptors of this process, not three.
         front = Front(listening, self.relays[0], certificates, max(1, self._most * 3 // 4))
-        front.start()
+        if at_once:
+            front.start()
+        else:
+            self._waiting.append(front)
         return front
 
     def _end_relay(self) -> None:
@@ -277,14 +289,22 @@ class Listener:
         return self._place is not None and self._place.is_kept
 
     def shared(self) -> list[tuple[int, str]]:
-        """Descriptors for a successor, with their names. Raises ``UnsupportedError`` if gRPC itself has the socket."""
+        """Descriptors for a successor, with their names. Raises ``UnsupportedError`` if gRPC itself has the socket, or
+        nothing in the settings says which one it is."""
+        if self._shared:
+            return self._shared
         if self._listening is None or self._place is None:
+            chosen = bool(self.relays)
             raise UnsupportedError(
-                "gRPC gives the socket that it listens on to nobody",
+                "the system has chosen the port: the successor would listen at another"
+                if chosen
+                else "gRPC gives the socket that it listens on to nobody",
                 field="listen",
                 value=str(self.address),
                 rule="succession",
-                fix="listen on Unix sockets with the relay alone, or stop this server and start the next",
+                fix="name a port instead of 0"
+                if chosen
+                else "listen with the relay alone, or stop this server and start the next",
             )
         return self._place.shared(self._listening)
 
@@ -303,27 +323,6 @@ class Listener:
         self._end_relay()
         if self._place is not None:
             self._place.close()
-
-
-class ProbeListener(Listener):
-    """A TCP address whose sockets go over to a successor."""
-
-    _shared: Sequence[socket.socket] = ()
-
-    def _tcp_sockets(self, address: TcpAddress) -> tuple[list[socket.socket], bool]:
-        given: list[socket.socket] = []
-        for host in dict.fromkeys((address.host, "::" if address.host == "0.0.0.0" else address.host)):
-            while self._inherited is not None and (found := self._inherited.tcp(host, address.port)) is not None:
-                given.append(found)
-        found_or_made = given or _listen(address)
-        self._shared = tuple(found_or_made)
-        return found_or_made, not given
-
-    def shared(self) -> list[tuple[int, str]]:
-        """See ``Listener``."""
-        if not self.relays:
-            return super().shared()
-        return [(item.fileno(), SOCKET) for item in self._shared]
 
 
 def _listen(address: TcpAddress) -> list[socket.socket]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
 from tilewright_server.endpoints.readiness import Readiness
-from tilewright_server.endpoints.rpc.listeners import Listener, ProbeListener, TcpAddress
+from tilewright_server.endpoints.rpc.listeners import Listener, TcpAddress
 from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.endpoints.rpc.server import RpcServer
 from tilewright_server.hosting.monitoring.http import HttpListener, Page, http_address
@@ -27,7 +27,7 @@ def health_listeners(rpc: RpcServer, settings: Settings, inherited: Inherited, p
     if not settings.health_listen:
         return []
     address = TcpAddress(*http_address(settings.health_listen, "health_listen"))
-    listener = ProbeListener(address, peers=rpc.peers if settings.relay else None, inherited=inherited)
+    listener = Listener(address, peers=rpc.peers if settings.relay else None, inherited=inherited)
     listener.bind(rpc.serve_health())
     parts.callback(listener.close)
     log.info("health checks over gRPC at %s", listener.address)

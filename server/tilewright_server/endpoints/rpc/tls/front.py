@@ -19,7 +19,7 @@ from typing import Any
 from tilewright_server.endpoints.rpc.access.credentials import Certificates
 from tilewright_server.endpoints.rpc.access.peers import Certificate
 from tilewright_server.endpoints.rpc.relay import Relay
-from tilewright_server.endpoints.rpc.tls.terminator import PACKET_BYTES
+from tilewright_server.endpoints.rpc.tls.terminator import HANDSHAKE_S, PACKET_BYTES
 from tilewright_server.protocol.subprocess_command import run_module
 
 __all__ = ["Front"]
@@ -45,6 +45,7 @@ class Front:
         self._shown: dict[int, Certificate] = {}
         self._ending = threading.Event()
         self._leaving = False
+        self._left = threading.Event()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="tls", daemon=True)
@@ -63,14 +64,18 @@ class Front:
         return self._shown.get(tag)
 
     def leave(self) -> None:
-        """Accept nobody any more; connections go on."""
+        """Accept nobody any more, and wait until the relay has everyone who was accepted; connections go on."""
         with self._lock:
             self._leaving = True
-            if self._control is not None:
+            if self._control is None:
+                self._left.set()
+            else:
                 with contextlib.suppress(OSError):
                     self._control.send(b"leave")
         for item in self._listening:
             item.close()
+        if self._thread.is_alive() and not self._left.wait(HANDSHAKE_S + END_S):
+            log.warning("the process that terminates TLS does not say that its handshakes have ended")
 
     def close(self) -> None:
         """End the process and all connections. Idempotent."""
@@ -148,6 +153,8 @@ class Front:
             self._shown.pop(tag, None)
             if way is not None:
                 way.close()
+        elif "left" in record:
+            self._left.set()
         elif "log" in record:
             log.warning("%s", record["log"])
 
@@ -169,6 +176,8 @@ class Front:
         with self._lock:
             control, self._control = self._control, None
             process, self._process = self._process, None
+            if self._leaving:
+                self._left.set()
         if control is not None:
             control.close()
         for _, way in self._open.values():

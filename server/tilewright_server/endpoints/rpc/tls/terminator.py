@@ -192,6 +192,7 @@ class Terminator:
         self._new: set[int] = set()
         """Descriptors since the last look, of which an event may be another's that had the number."""
         self._deaf_until = 0.0
+        self._leaving = False
         self._count = 0
         self.room = memoryview(bytearray(CHUNK))
 
@@ -354,6 +355,7 @@ class Terminator:
                 self._forget(listener.fileno())
                 listener.close()
             self._listeners = []
+            self._leaving = True
         self._deaf_until = 0.0 if on is not False else time.monotonic() + DEAF_S
         for listener in self._listeners:
             self.watch(listener, READ if on else 0)
@@ -367,6 +369,9 @@ class Terminator:
                 if deadline > now:
                     break
                 self.end(link)
+        if self._leaving and not self._shaking:
+            self._leaving = False
+            self._tell({"left": True})  # the server has heard of everyone
 
 
 def properties(tls: ssl.SSLSocket) -> dict[str, list[str]]:
