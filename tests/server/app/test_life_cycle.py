@@ -77,7 +77,12 @@ def test_reflection_of_both_versions_names_the_services_and_gives_their_files(tm
             info = client.channel.stream_stream(way, ask.SerializeToString, reply)
             requests = [ask(list_services=""), ask(file_containing_symbol=dispatch), ask(file_by_filename="none.proto")]
             listed, found, missing = info(iter(requests), timeout=60)
-            assert services <= {service.name for service in listed.list_services_response.service}
+            names = [service.name for service in listed.list_services_response.service]
+            assert services | {"inference.GRPCInferenceService"} <= set(names)
+            described = list(info(iter([ask(file_containing_symbol=name) for name in names]), timeout=60))
+            assert all(item.file_descriptor_response.file_descriptor_proto for item in described), (names, described)
+            (shared,) = info(iter([ask(file_containing_symbol="tilewright.v1.ErrorDetail")]), timeout=60)
+            assert shared.HasField("file_descriptor_response")
             files = map(FileDescriptorProto.FromString, found.file_descriptor_response.file_descriptor_proto)
             by_name = {file.name: file for file in files}
             (file,) = (file for file in by_name.values() if file.package == "tilewright.v1" and file.service)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -27,19 +27,21 @@ from tilewright_server.endpoints.rpc.services.memory import OPEN_SESSION, Leases
 from tilewright_server.endpoints.rpc.transport.calls import UNIX, WireCall, require
 from tilewright_server.endpoints.rpc.transport.event_loop import Front, start
 from tilewright_server.endpoints.rpc.transport.intake import Intake
-from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Reception, lane, parse_as, register
+from tilewright_server.endpoints.rpc.transport.method_handlers import Lane, Reception, register
 from tilewright_server.endpoints.rpc.transport.pace import Pace
 from tilewright_server.endpoints.rpc.transport.streams import Streams
 from tilewright_server.endpoints.rpc.transport.threads import UNLIMITED, Starter, Threads
 from tilewright_server.endpoints.rpc.transport.tracing import open_tracer
 from tilewright_server.endpoints.rpc.transport.traffic import Traffic
-from tilewright_server.engine.call import Cancellation
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.service import Service
 from tilewright_server.session.processes import UNKNOWN
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 from tilewright_server.settings import Settings
+
+if TYPE_CHECKING:
+    from tilewright_server.endpoints.rpc.services.reflection import ReflectionServicer
 
 __all__ = ["READY", "RpcServer"]
 
@@ -55,7 +57,6 @@ HEALTH_RECEIVED = 16
 """As many health checks. They never wait: whoever sends none gives way to whoever does."""
 LAST_TOKEN_FIELD = b"\x3a\x10"
 """How the token begins in the one request that ends with it, ``BuildRequest``: field 7, sixteen bytes."""
-REFLECTION = "grpc.reflection.v1.ServerReflection"
 HANDSHAKE_MS = 10_000
 """Time for TLS, or for the first bytes of HTTP/2."""
 SETTINGS_MS = 2000
@@ -112,10 +113,10 @@ class RpcServer:
         reception = self._receive(intakes, quotas, settings.sessionless_limit)
         servicer = self._health_servicer = HealthServicer(quotas)
         self.health = servicer.state
-        register(self.server, servicer, health_pb2.DESCRIPTOR.services_by_name["Health"], reception)
+        served = [health_pb2.DESCRIPTOR.services_by_name["Health"]]
+        register(self.server, servicer, served[0], reception)
         self.health.set(health.OVERALL_HEALTH, health_pb2.HealthCheckResponse.NOT_SERVING)
         self.health.set(READY, health_pb2.HealthCheckResponse.NOT_SERVING)
-        names: list[str] = [health.SERVICE_NAME]
         for ours, service_name, module in (
             (DispatchServicer(service), "Dispatch", dispatch_pb2),
             (MemoryServicer(service, self.leases, opened, gate, self._threads), "Memory", memory_pb2),
@@ -123,9 +124,8 @@ class RpcServer:
         ):
             descriptor = module.DESCRIPTOR.services_by_name[service_name]
             register(self.server, ours, descriptor, reception)
-            names.append(descriptor.full_name)
-        if settings.reflection:
-            _add_reflection(self.server, names, reception)
+            served.append(descriptor)
+        self._reflection = _reflection(self.server, served, reception) if settings.reflection else None
 
     def serve(self, servicer: object, descriptor: ServiceDescriptor, *, apart: bool) -> grpc.Server:
         """Serve one more service, whose requests may be as large as messages may be; if it is to be ``apart``, by a
@@ -135,6 +135,8 @@ class RpcServer:
             server = self._make()
             intake, intakes = _intakes(self._settings, self.peers, self._pace)
             self._more.append((server, intake))
+        elif self._reflection is not None:
+            self._reflection.add(descriptor)
         register(server, servicer, descriptor, self._receive(intakes, self._quotas, self._settings.message_limit))
         return server
 
@@ -283,22 +285,10 @@ def _options(settings: Settings) -> Sequence[tuple[str, Any]]:
     )
 
 
-def _add_reflection(server: grpc.Server, names: Sequence[str], reception: Reception) -> None:
-    from grpc_reflection.v1alpha import reflection, reflection_pb2
+def _reflection(server: grpc.Server, served: Iterable[ServiceDescriptor], reception: Reception) -> ReflectionServicer:
+    from tilewright_server.endpoints.rpc.services.reflection import ReflectionServicer
 
-    class Reflection:
-        """As ``reflection.ReflectionServicer``, by events: its streams hold no thread while nothing is asked."""
-
-        _answers = reflection.ReflectionServicer([*names, reflection.SERVICE_NAME, REFLECTION])
-
-        @lane(Lane.REPORT)
-        def server_reflection_info(self, data: bytes, cancellation: Cancellation, client: Client) -> bytes:  # noqa: ARG002
-            request = parse_as(reflection_pb2.ServerReflectionRequest, data)
-            (reply,) = self._answers.ServerReflectionInfo(iter((request,)), None)
-            answer: bytes = reply.SerializeToString()
-            return answer
-
-    service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-    register(server, Reflection(), service, reception)
-    # The same messages under the name that clients ask for first since 2023.
-    register(server, Reflection(), service, reception, name=REFLECTION)
+    found = ReflectionServicer(server, reception)
+    for descriptor in served:
+        found.add(descriptor)
+    return found
