@@ -68,4 +68,4 @@ def describe() -> str:
         return f"a daemon runs, with its pipes in {found.folder}"
     installed = shutil.which(CONTROL) is not None
     fix = "tilewright serve --mps auto" if installed else f"{INSTALL}, and start the server with --mps auto"
-    return f"{found.problem}: {COST}; launches in the clients' own processes do not. Fix: {fix}"
+    return f"{found.problem}: {COST}; launches in place of a single process do not. Fix: {fix}"
