@@ -47,6 +47,7 @@ def tools(folder: Path) -> list[tuple[str, bool, str, str]]:
             "kernels for NVIDIA GPUs, compiled",
             f"{venv} 'tilewright[cuda]'",
         ),
+        ("buf", shutil.which("buf") is not None, "lint of the protocol's files", "npm install -g @bufbuild/buf"),
         ("ziglang", have("ziglang"), "CPU kernels built by a second compiler and for AArch64", f"{venv} ziglang"),
         (
             "PyTorch",
