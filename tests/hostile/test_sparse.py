@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
-from hostile_servers import PAGE, WAIT_S, SparseFile, bystander_lives, limited_group
-from rpc_harness import FAKE, Client, ServerProcess, in_buffer, in_region, inline, refused
+from hostile_servers import GEMM, PAGE, WAIT_S, SparseFile, bystander_lives, limited_group
+from rpc_harness import FAKE, Client, ServerProcess, detail_of, in_buffer, in_region, inline, refused
 
+from tilewright_proto.inference import inference_pb2 as ip
 from tilewright_proto.v1 import memory_pb2 as mp
 
 GIB = 1 << 30
@@ -68,6 +73,50 @@ def test_a_container_that_is_smaller_than_what_clients_share_is_not_filled(tmp_p
             assert not client.dispatch.Execute(execution, timeout=WAIT_S).results[0].HasField("error")
         bystander_lives(server.addresses[0])
         file.close()
+
+
+@pytest.mark.extended
+def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_path: Path) -> None:
+    """Clients of the Open Inference Protocol name objects without pages for results: so many had the kernel end a
+    server that may have 700 MB."""
+    rows, filled = 6000, 0
+    nbytes = 4 * rows * rows
+    with (
+        limited_group("memory", "memory.max", 700_000_000) as group,
+        ServerProcess(tmp_path, [*group, *GEMM], cpu_threads=1) as server,
+        grpc.insecure_channel(server.addresses[0]) as channel,
+        contextlib.ExitStack() as objects,
+    ):
+        call = functools.partial(kserve, channel)
+        for name in (f"tilewright_sparse_{os.getpid()}_{each}" for each in range(6)):
+            path = Path("/dev/shm", name)
+            with path.open("wb") as file:
+                objects.callback(path.unlink)
+                file.truncate(nbytes)
+            register = ip.SystemSharedMemoryRegisterRequest(name=name, key=name, byte_size=nbytes)
+            try:
+                call("SystemSharedMemoryRegister", register, ip.SystemSharedMemoryRegisterResponse)
+            except grpc.RpcError as error:
+                assert detail_of(error).field == "kserve_region_bytes"
+                continue
+            request = ip.ModelInferRequest(
+                model_name="tilewright.gemm", raw_input_contents=[bytes(4 * 8 * rows), bytes(4 * 8 * rows)]
+            )
+            for operand, shape in (("a", (rows, 8)), ("b", (8, rows))):
+                request.inputs.add(name=operand, datatype="FP32", shape=shape)
+            there = request.outputs.add(name="out").parameters
+            there["shared_memory_region"].string_param = name
+            there["shared_memory_byte_size"].int64_param = nbytes
+            call("ModelInfer", request, ip.ModelInferResponse)
+            assert path.stat().st_blocks * 512 >= nbytes
+            filled += 1
+        assert filled == 1
+        bystander_lives(server.addresses[0], statistics=True)
+
+
+def kserve(channel: grpc.Channel, name: str, request: Any, kind: Any) -> Any:
+    way = channel.unary_unary(f"/inference.GRPCInferenceService/{name}", None, kind.FromString)
+    return way(request.SerializeToString(), timeout=60)
 
 
 @pytest.mark.parametrize("sealed", [True, False])

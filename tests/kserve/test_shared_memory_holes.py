@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 from forwarding import STRANGER, folder_for_all, forwarded
-from rpc_harness import ServerProcess
+from rpc_harness import ServerProcess, detail_of
 
 from tilewright_proto.inference import inference_pb2 as pb
 
@@ -135,6 +135,34 @@ def test_no_more_is_registered_than_there_is(client: Client, key: str, nbytes: i
     with refused(INVALID, grpc.StatusCode.RESOURCE_EXHAUSTED):
         client.register("r", key, nbytes, offset)
     assert client.names() == []
+
+
+def test_bytes_that_are_registered_are_a_quota_of_process_and_principal(client: Client, tcp: str, key: str) -> None:
+    """Objects are sparse where nobody has written: what may be registered is what the server may have to fill."""
+    os.truncate(f"/dev/shm{key}", 1 << 40)
+    with pytest.raises(grpc.RpcError) as caught:
+        client.register("all", key, 1 << 40)
+    told = detail_of(caught.value)
+    assert (told.code, told.rule, told.field) == ("resource_exhausted", "quota", "kserve_region_bytes")
+    assert told.retry_after_ms > 0 and "all clients together hold" in told.message
+    share = int(told.value) - int(told.value) // 8
+    client.register("half", key, share // 2)
+    with pytest.raises(grpc.RpcError) as caught:
+        client.register("more", key, share // 4)
+    told = detail_of(caught.value)
+    assert told.field == "kserve_region_bytes" and f"this client's process holds {share // 2}" in told.message
+    other = Client(tcp)
+    own = Path(f"/dev/shm{key}_other")
+    try:
+        with own.open("wb") as file:
+            file.truncate(share)
+        other.register("quarter", own.name, share // 4)
+        client.unregister()
+        client.register("again", key, share // 2)
+        assert own.stat().st_blocks == 0
+    finally:
+        own.unlink()
+        other.channel.close()
 
 
 @pytest.mark.parametrize("bad", ["", "/", ".", "..", "/../etc/passwd", "//etc/passwd", "/a/b", "a\0b", "x" * 300])

@@ -97,6 +97,7 @@ def fitted(settings: Settings, limits: ProcessLimits) -> tuple[Settings, Sequenc
     budget = min(limits.memory_bytes, limits.address_space_bytes or limits.memory_bytes) // 8
     for name in ("receive_bytes", "request_bytes", "unread_bytes"):
         _lower(changes, settings, name, max(settings.message_limit, budget))
+    _lower(changes, settings, "kserve_region_bytes", limits.memory_bytes // 4)  # pages that the server makes
     _lower(changes, settings, "all_plan_bytes", max(settings.plan_bytes // 4, budget))
     told = [f"{name} is {value} instead of {getattr(settings, name)}" for name, value in changes.items()]
     if not settings.host_buffer_bytes:
@@ -181,6 +182,7 @@ def quota_limits(settings: Settings) -> dict[Resource, int]:
         Resource.STREAMS: settings.max_streams,
         Resource.REGIONS: settings.all_regions,
         Resource.REGION_BYTES: settings.region_bytes,
+        Resource.KSERVE_REGION_BYTES: settings.kserve_region_bytes,
         Resource.BUFFERS: settings.all_buffers,
         Resource.BUFFER_BYTES: settings.all_buffer_bytes,
         Resource.PLANS: settings.all_plans,

@@ -32,6 +32,7 @@ class Resource(Enum):
     STREAMS = "streams"
     REGIONS = "regions"
     REGION_BYTES = "region_bytes"
+    KSERVE_REGION_BYTES = "kserve_region_bytes"
     BUFFERS = "buffers"
     BUFFER_BYTES = "buffer_bytes"
     HOST_BUFFER_BYTES = "host_buffer_bytes"
@@ -47,6 +48,7 @@ _FIXES = {
     Resource.STREAMS: "close streams, or share one: many requests may be in flight on it",
     Resource.REGIONS: "unregister regions, or put several tensors into one",
     Resource.REGION_BYTES: "unregister regions, or make them no larger than what lies in them",
+    Resource.KSERVE_REGION_BYTES: "unregister regions, or register less: no more than tensors lie in",
     Resource.BUFFERS: "free buffers that are no longer used",
     Resource.BUFFER_BYTES: "free buffers, or ask for smaller ones",
     Resource.HOST_BUFFER_BYTES: "free buffers of the CPU, ask for smaller ones, or share memory of the client's",

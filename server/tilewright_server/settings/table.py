@@ -392,7 +392,7 @@ class Settings:
         "size",
         kinds.size(0, 2**50),
         "Shared memory that clients of that protocol may register together: pages of outputs that they did not touch"
-        " are made by the server.",
+        " are made by the server. A quarter of the container's memory at most.",
     )
     http_listen: str = _setting(
         "",

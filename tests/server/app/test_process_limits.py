@@ -6,7 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tilewright_server.hosting.limits import ProcessLimits, fitted, process_limits
+from tilewright_server.hosting.limits import ProcessLimits, fitted, process_limits, quota_limits
+from tilewright_server.session.quotas import Resource
 from tilewright_server.settings import Settings
 
 FREE = ProcessLimits(None, None, 64 << 30, None)
@@ -37,6 +38,13 @@ def test_little_memory_and_address_space_bound_messages_and_regions() -> None:
     settings, _ = fitted(Settings(), ProcessLimits(None, None, 64 << 30, 4 << 30))
     assert settings.region_bytes == 2 << 30
     assert settings.workers < 64
+
+
+def test_pages_that_the_server_makes_for_clients_take_a_quarter_of_the_memory_at_most() -> None:
+    settings, told = fitted(Settings(), replace(FREE, memory_bytes=1 << 30))
+    assert settings.kserve_region_bytes == quota_limits(settings)[Resource.KSERVE_REGION_BYTES] == 256 << 20
+    assert "kserve_region_bytes is 268435456 instead of 4294967296" in told
+    assert fitted(Settings(kserve_region_bytes=9), replace(FREE, memory_bytes=1 << 30))[0].kserve_region_bytes == 9
 
 
 def test_few_descriptors_bound_connections() -> None:

@@ -48,7 +48,6 @@ def serve_kserve(
     servicer = KServeServicer(
         host.service,
         lambda: not host.readiness.reason,
-        settings.kserve_region_bytes,
         settings.log_level,
         open_socket=settings.socket_mode != "600",
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from functools import partial
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_server.clients.client import Client
 from tilewright_server.devices.contract import IPC_KINDS, MemoryHandle
 from tilewright_server.endpoints.kserve.owners import Owner, Owners, SharedRegion, no_region
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle
 from tilewright_server.memory.shm import MAX_REGION_BYTES, open_object
+from tilewright_server.session.quotas import Account, Resource
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry
@@ -24,16 +24,28 @@ UNREGISTER_S = 60.0
 """How long unregistering waits for work in flight where the call has no deadline; the region goes with that work."""
 
 
+class Charge:
+    """Bytes of an object that count for its owner, whether it has touched their pages or not: the server makes those
+    of outputs. Thread-safe."""
+
+    def __init__(self, account: Account, nbytes: int) -> None:
+        """Raises ``ResourceExhaustedError``."""
+        account.take(Resource.KSERVE_REGION_BYTES, nbytes)
+        self._account = account
+        self._left = [nbytes]
+
+    def give(self) -> None:
+        """End the charge; later calls do nothing."""
+        with suppress(IndexError):
+            self._account.give(Resource.KSERVE_REGION_BYTES, self._left.pop())
+
+
 class SharedMemory:
     """Registers, lists and ends regions. Thread-safe."""
 
-    def __init__(self, owners: Owners, devices: DeviceRegistry, limit: int) -> None:
-        """All objects of the host together have at most ``limit`` bytes."""
+    def __init__(self, owners: Owners, devices: DeviceRegistry) -> None:
         self._owners = owners
         self._devices = devices
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._shares: dict[object, int] = {}
 
     def register_system(self, client: Client, name: str, key: str, offset: int, nbytes: int) -> None:
         """Register part of a POSIX object of the caller's user. Raises ``InvalidArgumentError``, ``AccessError``,
@@ -43,11 +55,12 @@ class SharedMemory:
         plain = key.removeprefix("/")
         lease = self._owners.lease(client, plain)
         owner = self._owners.owner(client, lease)
-        give = partial(self._give, self._take(offset + nbytes))
+        end = offset + nbytes
+        charge = Charge(owner.session.account, end)
         try:
-            region = owner.session.register(lambda: open_object(plain, offset + nbytes, uid, give))
+            region = owner.session.register(lambda: open_object(plain, end, uid, charge.give))
         except BaseException:
-            give()
+            charge.give()
             raise
         self._name(owner, SharedRegion(name, key, offset, nbytes, 0, region.id, lease))
 
@@ -117,25 +130,6 @@ class SharedMemory:
                 rule="region_name_taken",
                 fix="unregister it first, or choose another name",
             )
-
-    def _take(self, nbytes: int) -> object:
-        with self._lock:
-            if sum(self._shares.values()) + nbytes > self._limit:
-                raise ResourceExhaustedError(
-                    f"all clients together may register {self._limit} bytes",
-                    field="byte_size",
-                    value=nbytes,
-                    rule="kserve_region_bytes",
-                    fix="unregister regions, or register less",
-                    retry_after_s=1.0,
-                )
-            share = object()
-            self._shares[share] = nbytes
-            return share
-
-    def _give(self, share: object) -> None:
-        with self._lock:
-            self._shares.pop(share, None)
 
 
 def _of_kind(owner: Owner, *, system: bool) -> list[SharedRegion]:

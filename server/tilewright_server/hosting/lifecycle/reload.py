@@ -17,7 +17,7 @@ log = logging.getLogger("tilewright")
 RELOADED = frozenset(
     {"log_level", "log_format", "slow_call_s", "grace_s", "call_rate", "max_sessions", "local_connections"}
     | {"max_streams", "region_bytes", "all_buffers", "all_buffer_bytes", "all_plans", "request_bytes", "unread_bytes"}
-    | {"all_regions", "host_buffer_bytes", "all_plan_bytes"}
+    | {"all_regions", "host_buffer_bytes", "all_plan_bytes", "kserve_region_bytes"}
 )
 """Settings that SIGHUP changes; all others wait for the next start."""
 
