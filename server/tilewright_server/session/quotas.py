@@ -113,9 +113,10 @@ class Quotas:
             left, since = self._calls.get(key, (self._rate, now))
             left = min(self._rate, left + (now - since) * self._rate)
             if left >= 1:
-                if len(self._calls) >= MOST_RATES:
-                    self._calls.clear()
-                self._calls[key] = (left - 1, now)
+                self._calls.pop(key, None)
+                while len(self._calls) >= MOST_RATES:
+                    del self._calls[next(iter(self._calls))]
+                self._calls[key] = (left - 1, now)  # the last now: who called longest ago comes first
                 return
             self._refused["call_rate"] = self._refused.get("call_rate", 0) + 1
         raise ResourceExhaustedError(
