@@ -7,6 +7,10 @@ from tilewright_kit.types.errors import AccessError, NotFoundError, ResourceExha
 __all__ = ["not_over_tcp", "over_quota", "unknown", "unknown_session"]
 
 
+RETRY_S = 1.0
+"""Time after which to try again what was refused."""
+
+
 def unknown(kind: str, item_id: int) -> NotFoundError:
     """For ids that never were, that have ended, and that are another session's: nobody can tell which."""
     return NotFoundError(
@@ -36,12 +40,13 @@ def not_over_tcp() -> AccessError:
     )
 
 
-def over_quota(what: str, limit: int, fix: str, retry_after_s: float | None = None) -> ResourceExhaustedError:
+def over_quota(quota: str, limit: int, held: int, fix: str) -> ResourceExhaustedError:
+    """For what one session may hold."""
     return ResourceExhaustedError(
-        f"no more than {limit} {what} are allowed",
-        field=what,
+        f"no more than {limit} {quota.replace('_', ' ')} are allowed in a session: this one holds {held}",
+        field=quota,
         value=limit,
         rule="quota",
         fix=fix,
-        retry_after_s=retry_after_s,
+        retry_after_s=RETRY_S,
     )

@@ -96,7 +96,9 @@ class Session:
         with self._changed:
             self._check_room("plans", self._plans)
             if self._plan_bytes + nbytes > self._limits.plan_bytes:
-                raise over_quota("bytes of plans", self._limits.plan_bytes, "release plans, or prepare smaller ones")
+                raise over_quota(
+                    "plan_bytes", self._limits.plan_bytes, self._plan_bytes, "release plans, or prepare smaller ones"
+                )
             self.account.take_all({Resource.PLANS: 1, Resource.PLAN_BYTES: nbytes})
             plan_id = new_id()
             self._plans[plan_id] = (plan, nbytes)
@@ -202,7 +204,12 @@ class Session:
         with self._changed:
             self._check_room("buffers", self._buffers)
             if self._buffer_bytes + taken > self._limits.buffer_bytes:
-                raise over_quota("bytes", self._limits.buffer_bytes, "free buffers, or ask for a smaller one")
+                raise over_quota(
+                    "buffer_bytes",
+                    self._limits.buffer_bytes,
+                    self._buffer_bytes,
+                    "free buffers, or ask for a smaller one",
+                )
             self.account.take_all(buffer_charges(taken, on_host=on_host))
             self._buffer_bytes += taken
         try:
@@ -435,7 +442,7 @@ class Session:
         self._check_open()
         limit: int = getattr(self._limits, what)
         if len(table) >= limit:
-            raise over_quota(what, limit, REMEDIES[what])
+            raise over_quota(what, limit, len(table), REMEDIES[what])
 
     def _check_open(self) -> None:
         if self._closed:

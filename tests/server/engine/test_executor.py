@@ -86,6 +86,8 @@ def test_full_queue_refuses_and_says_when_to_come_back() -> None:
         bench.executor.run(bench.prepare("late", 1), ADDRESSES, Call())
     assert caught.value.retry_after_s is not None
     assert caught.value.retry_after_s > 0
+    assert (caught.value.field, caught.value.value, caught.value.rule) == ("queue_limit", "4", "queue_full")
+    assert f"the device {bench.device.info.id} already, 2 of them of this client's process" in caught.value.reason
     gate.set()
     for future in futures:
         future.result(20)

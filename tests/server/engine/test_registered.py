@@ -36,6 +36,20 @@ def test_a_process_registers_half_of_what_all_sessions_may(kernels: RegisteredKe
     kernels.add(VectorConfig(rank=100), b"b", FLOOD)
 
 
+def test_a_full_session_and_a_full_cache_name_their_quotas(tmp_path: Path) -> None:
+    limits = RegisteredLimits(session=1, sessions=16, shared=2)
+    kernels = RegisteredKernels(tmp_path, {"vector": VectorOperation()}, limits)
+    kernels.opened(b"a", FLOOD)
+    kernels.add(VectorConfig(rank=0), b"a", FLOOD)
+    for owner in (FLOOD, OTHER):
+        kernels.add(VectorConfig(rank=1 + (owner is OTHER)), owner=owner)
+    for session, quota, limit in ((b"a", "max_registered_kernels", "1"), (b"", "shared_kernels", "2")):
+        with pytest.raises(ResourceExhaustedError, match=f"this one has {limit}") as full:
+            kernels.add(VectorConfig(rank=100), session, ("uid:2", "pid:3@1"))
+        assert (full.value.field, full.value.value, full.value.rule) == (quota, limit, "quota")
+        assert full.value.retry_after_s
+
+
 def test_a_process_shares_half_of_what_a_cache_keeps(kernels: RegisteredKernels) -> None:
     for rank in range(8):
         kernels.add(VectorConfig(rank=rank), owner=FLOOD)

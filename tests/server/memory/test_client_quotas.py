@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tilewright_server.clients.client import Client, Priority
 from tilewright_server.session import processes
 from tilewright_server.session.processes import is_known, process_client, proved_process
 from tilewright_server.session.quotas import Account, Limits, Quotas, Resource
+from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
 
 PLANS = Resource.PLANS
@@ -85,6 +87,39 @@ def test_calls_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     quotas.called(client("b"))
     now[0] += 0.25
     quotas.called(client("a"))
+
+
+def test_many_processes_give_nobody_a_new_rate_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who called longest ago is forgotten, and nobody else."""
+    monkeypatch.setattr("tilewright_server.session.quotas.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("tilewright_server.session.quotas.MOST_RATES", 4)
+    quotas = Quotas(call_rate=2)
+    for name in ("idle", "busy", "x", "y", "busy", "new", "newer"):
+        quotas.called(client(name))
+    assert [process for _, process in quotas._calls] == ["y", "busy", "new", "newer"]
+    with pytest.raises(ResourceExhaustedError):
+        quotas.called(client("busy"))
+
+
+@pytest.mark.parametrize(
+    ("quota", "value", "held", "ask"),
+    [
+        ("plans", "2", 2, lambda session: session.add_plan(object())),
+        ("plan_bytes", "9", 8, lambda session: session.add_plan(object(), 2)),
+        ("buffer_bytes", "7", 0, lambda session: session.create_buffer(8, int, on_host=True)),
+    ],
+)
+def test_a_quota_of_a_session_says_who_holds_it_and_when_to_try_again(
+    quota: str, value: str, held: int, ask: Callable[[Session], object]
+) -> None:
+    limits = Limits(plans=2 if quota == "plans" else 9, plan_bytes=9, buffer_bytes=7)
+    session = Sessions(limits, Quotas()).open("", local=True, client=client("a"))
+    for _ in range(2):
+        session.add_plan(object(), 4)
+    with pytest.raises(ResourceExhaustedError, match=f"in a session: this one holds {held}") as error:
+        ask(session)
+    assert (error.value.field, error.value.value, error.value.rule) == (quota, value, "quota")
+    assert error.value.retry_after_s
 
 
 def test_a_session_gives_everything_back() -> None:

@@ -118,7 +118,7 @@ class LocalServer:
         """Count one more of a session."""
         with self._lock:
             if sum(other is session for other in self._sessions.values()) >= self._per_session:
-                raise _too_many(f"a session has at most {self._per_session} local connections")
+                raise _too_many(self._per_session)
             self._sessions[connection] = session
 
     def gone(self, connection: Connection) -> None:
@@ -197,10 +197,11 @@ def _no_thread() -> ResourceExhaustedError:
     )
 
 
-def _too_many(reason: str) -> ResourceExhaustedError:
+def _too_many(limit: int) -> ResourceExhaustedError:
     return ResourceExhaustedError(
-        reason,
-        field="connections",
+        f"a session has at most {limit} local connections, and this one holds them all",
+        field="session_connections",
+        value=limit,
         rule="quota",
         fix="close connections that are not needed, or launch several things over one",
         retry_after_s=1.0,

@@ -174,9 +174,10 @@ class Admission:
     def _full(self, of_process: int) -> ResourceExhaustedError:
         seconds = (self._waiting + 1) * self.mean_ns * 1e-9
         return ResourceExhaustedError(
-            f"{self._waiting} executions wait for this device already, {of_process} of them of this client's process",
-            field="device",
-            value=self._device_id,
+            f"{self._waiting} executions wait for the device {self._device_id} already, {of_process} of them of this"
+            f" client's process",
+            field="queue_limit",
+            value=self._limit,
             rule="queue_full",
             fix="try again later, send less at a time, or raise the server's queue limit",
             retry_after_s=min(5.0, max(0.005, seconds)),

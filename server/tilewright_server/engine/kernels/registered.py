@@ -68,7 +68,7 @@ class RegisteredKernels:
                 own = self._own.get(session, {})
                 if _place(config) not in own:
                     if len(own) >= self._limits.session:
-                        raise _full(self._limits.session, "a session")
+                        raise _full("max_registered_kernels", self._limits.session, "a session", len(own))
                     mine = sum(len(self._own[each]) for each, known in self._owners.items() if known == owner)
                     total = sum(map(len, self._own.values()))
                     _require_room("registered_kernels", mine, total, self._limits.sessions)
@@ -174,7 +174,7 @@ class RegisteredKernels:
             known = {path.name for path in self._folder.iterdir()}
             if name not in known:
                 if len(known) >= self._limits.shared:
-                    raise _full(self._limits.shared, "a cache")
+                    raise _full("shared_kernels", self._limits.shared, "a cache", len(known))
                 with self._lock:
                     for gone in self._writers.keys() - known:
                         del self._writers[gone]
@@ -203,13 +203,14 @@ def _file_name(place: Place) -> str:
     return hashlib.sha256("\0".join(place).encode("utf-8", "replace")).hexdigest()[:40] + ".json"
 
 
-def _full(limit: int, what: str) -> ResourceExhaustedError:
+def _full(quota: str, limit: int, what: str, held: int) -> ResourceExhaustedError:
     return ResourceExhaustedError(
-        f"{what} keeps {limit} registered kernels at the most",
-        field="config",
+        f"{what} keeps {limit} registered kernels at the most, and this one has {held}",
+        field=quota,
         value=limit,
-        rule="registered_count",
+        rule="quota",
         fix="unregister some",
+        retry_after_s=_RETRY_S,
     )
 
 
