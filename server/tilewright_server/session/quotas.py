@@ -223,10 +223,12 @@ def buffer_charges(taken: int, *, on_host: bool) -> Mapping[Resource, int]:
 REMEDIES = {
     "regions": "unregister regions, or put several tensors into one",
     "buffers": "free buffers that are no longer used",
+    "buffer_bytes": "free buffers, or ask for a smaller one",
     "bindings": "unbind what is no longer launched",
     "plans": "release plans that are no longer used",
+    "plan_bytes": "release plans, or prepare smaller ones",
 }
-"""For each quota of ``Limits`` that counts objects."""
+"""For each quota of ``Limits``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sized
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -94,11 +94,8 @@ class Session:
     def add_plan(self, plan: Any, nbytes: int = 0) -> int:
         """Keep a prepared plan that takes about ``nbytes`` of memory; ``ResourceExhaustedError`` at the quota."""
         with self._changed:
-            self._check_room("plans", self._plans)
-            if self._plan_bytes + nbytes > self._limits.plan_bytes:
-                raise over_quota(
-                    "plan_bytes", self._limits.plan_bytes, self._plan_bytes, "release plans, or prepare smaller ones"
-                )
+            self._check_room("plans", len(self._plans))
+            self._check_room("plan_bytes", self._plan_bytes, nbytes)
             self.account.take_all({Resource.PLANS: 1, Resource.PLAN_BYTES: nbytes})
             plan_id = new_id()
             self._plans[plan_id] = (plan, nbytes)
@@ -156,7 +153,7 @@ class Session:
         if not self.local:
             raise not_over_tcp()
         with self._changed:
-            self._check_room("regions", self._regions)
+            self._check_room("regions", len(self._regions))
 
     def _adopted(self, region: R, owner: object) -> R:
         region.owner = owner
@@ -202,14 +199,8 @@ class Session:
         check_address_space(nbytes)
         taken = takes(nbytes)
         with self._changed:
-            self._check_room("buffers", self._buffers)
-            if self._buffer_bytes + taken > self._limits.buffer_bytes:
-                raise over_quota(
-                    "buffer_bytes",
-                    self._limits.buffer_bytes,
-                    self._buffer_bytes,
-                    "free buffers, or ask for a smaller one",
-                )
+            self._check_room("buffers", len(self._buffers))
+            self._check_room("buffer_bytes", self._buffer_bytes, taken)
             self.account.take_all(buffer_charges(taken, on_host=on_host))
             self._buffer_bytes += taken
         try:
@@ -246,7 +237,7 @@ class Session:
         """Keep a binding, with all that it uses. ``publish`` makes it known elsewhere, under its id, before anybody can
         name it; ``attaching`` is held meanwhile. ``NotFoundError`` if something that it uses has ended."""
         with self._changed:
-            self._check_room("bindings", self._bindings)
+            self._check_room("bindings", len(self._bindings))
         self.pin(bound.objects)
         try:
             bound.id = new_id()
@@ -263,7 +254,7 @@ class Session:
 
     def _keep(self, bound: BoundExecution) -> None:
         with self._changed:
-            self._check_room("bindings", self._bindings)
+            self._check_room("bindings", len(self._bindings))
             for item in bound.objects:  # what ends from now on ends the binding; what has ended would wait for it
                 if item.closing:
                     raise unknown(item.kind, item.id)
@@ -366,7 +357,7 @@ class Session:
 
     def _adopt(self, item: P, what: str, table: dict[int, P]) -> None:
         with self._changed:
-            self._check_room(what, table)  # others may have come first while it was made
+            self._check_room(what, len(table))  # others may have come first while it was made
             item.id = new_id()
             table[item.id] = item
 
@@ -437,12 +428,12 @@ class Session:
         self.epoch += 1
         self.memo.empty()
 
-    def _check_room(self, what: str, table: Sized) -> None:
-        """True if the session is open, and has room for one more. Lock held."""
+    def _check_room(self, what: str, held: int, more: int = 1) -> None:
+        """Raise an error unless the session is open, and has room for so many more. Lock held."""
         self._check_open()
         limit: int = getattr(self._limits, what)
-        if len(table) >= limit:
-            raise over_quota(what, limit, len(table), REMEDIES[what])
+        if held + more > limit:
+            raise over_quota(what, limit, held, REMEDIES[what])
 
     def _check_open(self) -> None:
         if self._closed:
