@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "deploy" / "container" / "build.sh"
 PYTHON = "3.11"
-"""Of the base below. (The script's own base comes from a registry; one of Debian's packages needs none.)"""
+"""Version of the base below. (The script's own base comes from a registry; one of Debian's packages needs none.)"""
 BASE = ["mmdebstrap", "--variant=minbase", "--include=python3,ca-certificates", "bookworm", "-"]
 MIRROR = "http://deb.debian.org/debian"
 SOCKET = "tilewright-10001/tilewright.sock"

@@ -1,4 +1,4 @@
-"""What clients name is not kept when they have gone."""
+"""Names that clients sent are not kept when they have gone."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_configuration_of_a_model_reads_no_file(client: Client, tmp_path: Path
 def test_the_server_has_no_memory_under_a_name_that_a_client_could_register(
     client: Client, server: ServerProcess
 ) -> None:
-    """What it shares with its own processes has descriptors only, so no request for it can be made."""
+    """Memory that the server shares with its own processes has descriptors only, so no request for it can be made."""
     client.call(infer())
     mapped = Path(f"/proc/{server.pid}/maps").read_text().split("\n")
     assert not [line for line in mapped if "/dev/shm/" in line]

@@ -90,7 +90,7 @@ def test_calls_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_processes_give_nobody_a_new_rate_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who called longest ago is forgotten, and nobody else."""
+    """Rates of the process that called longest ago are forgotten, and no others."""
     monkeypatch.setattr("tilewright_server.session.quotas.time.monotonic", lambda: 100.0)
     monkeypatch.setattr("tilewright_server.session.quotas.MOST_RATES", 4)
     quotas = Quotas(call_rate=2)
