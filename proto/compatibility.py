@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +20,57 @@ from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     EnumDescriptorProto,
     FieldDescriptorProto,
+    FileDescriptorProto,
     FileDescriptorSet,
     ServiceDescriptorProto,
 )
 
 ROOT = Path(__file__).resolve().parent
-RELEASED = ROOT / "released.binpb"
-"""A ``FileDescriptorSet``, which `buf breaking --against` reads too."""
-STUBS, SOURCES = "tilewright_proto/v1/", "tilewright/v1/"
+RELEASED = {"tilewright/": ROOT / "released.binpb", "inference/": ROOT / "released_inference.binpb"}
+"""Each a ``FileDescriptorSet``, which `buf breaking --against` reads too; by where its files lie. Each protocol has its
+own, since tests run the client of the commit that recorded the first."""
+FOLDERS = {"v1": "tilewright/v1", "inference": "inference"}
+"""Folders of stubs, and of the files that they are made from."""
 
 
 def present() -> FileDescriptorSet:
     """The protocol as it stands, by its stubs (a test of their own compares them with the files)."""
-    sys.path.insert(0, str(ROOT))
-    found = FileDescriptorSet()
-    for path in sorted((ROOT / "tilewright" / "v1").glob("*.proto")):
-        module = importlib.import_module(f"tilewright_proto.v1.{path.stem}_pb2")
-        file = found.file.add()
-        module.DESCRIPTOR.CopyToProto(file)
-        for message in file.message_type:
-            _name_in_json(message, module.DESCRIPTOR.message_types_by_name[message.name])
-        file.name = file.name.replace(STUBS, SOURCES)
-        file.dependency[:] = [name.replace(STUBS, SOURCES) for name in file.dependency]
+    found = files_of(
+        {
+            f"{sources}/{path.name}": (stubs_of(stubs, path.stem),)
+            for stubs, sources in FOLDERS.items()
+            for path in sorted((ROOT / sources).glob("*.proto"))
+        }
+    )
+    for file in found.file:
+        for stubs, sources in FOLDERS.items():
+            file.dependency[:] = [name.replace(f"tilewright_proto/{stubs}/", f"{sources}/") for name in file.dependency]
     found.file.sort(key=lambda file: [file.name in other.dependency for other in found.file].count(True), reverse=True)
+    return found
+
+
+def stubs_of(folder: str, name: str) -> Any:
+    """The module of the stubs of one file."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        return importlib.import_module(f"tilewright_proto.{folder}.{name}_pb2")
+    finally:
+        sys.path.remove(str(ROOT))
+
+
+def files_of(stubs: Mapping[str, Iterable[Any]]) -> FileDescriptorSet:
+    """Files by name, each of what modules of stubs have: stubs are made in another folder, and know their file by
+    that."""
+    found = FileDescriptorSet()
+    for name, modules in stubs.items():
+        whole = found.file.add()
+        for module in modules:
+            part = FileDescriptorProto()
+            module.DESCRIPTOR.CopyToProto(part)
+            for message in part.message_type:
+                _name_in_json(message, module.DESCRIPTOR.message_types_by_name[message.name])
+            whole.MergeFrom(part)
+        whole.name = name
     return found
 
 
@@ -55,7 +83,20 @@ def _name_in_json(message: DescriptorProto, descriptor: Any) -> None:
 
 
 def released() -> FileDescriptorSet:
-    return FileDescriptorSet.FromString(RELEASED.read_bytes())
+    found = FileDescriptorSet()
+    for path in RELEASED.values():
+        found.MergeFromString(path.read_bytes())
+    return found
+
+
+def record() -> None:
+    """Make the present protocol the released one."""
+    files = present().file
+    for folder, path in RELEASED.items():
+        part = FileDescriptorSet(file=[file for file in files if file.name.startswith(folder)])
+        made = part.SerializeToString(deterministic=True)
+        if not path.exists() or made != path.read_bytes():
+            path.write_bytes(made)
 
 
 def breaks(old: FileDescriptorSet, new: FileDescriptorSet) -> list[str]:
@@ -130,7 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the protocol with the released one.")
     parser.add_argument("--record", action="store_true", help="the present protocol is the released one")
     if parser.parse_args().record:
-        RELEASED.write_bytes(present().SerializeToString(deterministic=True))
+        record()
         return 0
     found = breaks(released(), present())
     for line in found:
