@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright_kit.types.errors import AccessError, NotFoundError, ResourceExhaustedError
+from tilewright_kit.types.errors import AccessError, NotFoundError
 
-__all__ = ["not_over_tcp", "over_quota", "unknown", "unknown_session"]
-
-
-RETRY_S = 1.0
-"""Time after which to try again what was refused."""
+__all__ = ["not_over_tcp", "unknown", "unknown_session"]
 
 
 def unknown(kind: str, item_id: int) -> NotFoundError:
@@ -37,16 +33,4 @@ def not_over_tcp() -> AccessError:
         field="source",
         rule="region_transport",
         fix="connect over the server's Unix socket, or send operands inline or in resident buffers",
-    )
-
-
-def over_quota(quota: str, limit: int, held: int, fix: str) -> ResourceExhaustedError:
-    """For what one session may hold."""
-    return ResourceExhaustedError(
-        f"no more than {limit} {quota.replace('_', ' ')} are allowed in a session: this one holds {held}",
-        field=quota,
-        value=limit,
-        rule="quota",
-        fix=fix,
-        retry_after_s=RETRY_S,
     )

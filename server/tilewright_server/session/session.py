@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from tilewright_kit.types.errors import DeadlineError, InvalidArgumentError, TilewrightError
 from tilewright_server.clients.client import Client
+from tilewright_server.clients.refusals import over_session_quota
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import DeviceRegion
-from tilewright_server.memory.errors import not_over_tcp, over_quota, unknown, unknown_session
+from tilewright_server.memory.errors import not_over_tcp, unknown, unknown_session
 from tilewright_server.memory.headroom import check_address_space
 from tilewright_server.memory.pinned import Pinned
 from tilewright_server.memory.regions import InodeOwners, Region
@@ -433,7 +434,8 @@ class Session:
         self._check_open()
         limit: int = getattr(self._limits, what)
         if held + more > limit:
-            raise over_quota(what, limit, held, REMEDIES[what])
+            reason = f"no more than {limit} {what.replace('_', ' ')} are allowed in a session: this one holds {held}"
+            raise over_session_quota(what, limit, reason, REMEDIES[what])
 
     def _check_open(self) -> None:
         if self._closed:

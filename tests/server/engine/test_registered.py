@@ -43,11 +43,15 @@ def test_a_full_session_and_a_full_cache_name_their_quotas(tmp_path: Path) -> No
     kernels.add(VectorConfig(rank=0), b"a", FLOOD)
     for owner in (FLOOD, OTHER):
         kernels.add(VectorConfig(rank=1 + (owner is OTHER)), owner=owner)
-    for session, quota, limit in ((b"a", "max_registered_kernels", "1"), (b"", "shared_kernels", "2")):
+    refusals = (
+        (b"a", "max_registered_kernels", "1", "session_quota"),  # which nobody else makes room in
+        (b"", "shared_kernels", "2", "quota"),
+    )
+    for session, quota, limit, rule in refusals:
         with pytest.raises(ResourceExhaustedError, match=f"this one has {limit}") as full:
             kernels.add(VectorConfig(rank=100), session, ("uid:2", "pid:3@1"))
-        assert (full.value.field, full.value.value, full.value.rule) == (quota, limit, "quota")
-        assert full.value.retry_after_s
+        assert (full.value.field, full.value.value, full.value.rule) == (quota, limit, rule)
+        assert bool(full.value.retry_after_s) == (rule == "quota")
 
 
 def test_a_process_shares_half_of_what_a_cache_keeps(kernels: RegisteredKernels) -> None:

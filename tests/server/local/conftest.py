@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from local_harness import Wire
 from rpc_harness import Client, MemoryFile, ServerProcess
 
-LIMITS = {"local_connections": 24, "session_connections": 6, "max_bindings": 8, "max_regions": 8}
+LIMITS = {"local_connections": 24, "session_connections": 6, "max_bindings": 8, "max_regions": 8, "max_buffers": 8}
 
 
 @pytest.fixture(scope="session")

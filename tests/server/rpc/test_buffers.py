@@ -139,17 +139,17 @@ def test_quotas_hold_and_are_given_back(tmp_path: Path) -> None:
 
 def _use_up_buffers(client: Client) -> None:
     buffers = [create(client, 3000) for _ in range(3)]
-    with refused("resource_exhausted", "quota"):
+    with refused("resource_exhausted", "session_quota"):
         create(client, 10)
     client.memory.FreeBuffer(mp.FreeBufferRequest(session=client.token, buffer=buffers[0]))
-    with refused("resource_exhausted", "quota"):
+    with refused("resource_exhausted", "session_quota"):
         create(client, 4001)
     create(client, 4000)
 
 
 def _use_up_plans(client: Client) -> None:
     plans = [client.plan() for _ in range(2)]
-    with refused("resource_exhausted", "quota"):
+    with refused("resource_exhausted", "session_quota"):
         client.plan()
     client.dispatch.ReleasePlan(dp.ReleasePlanRequest(session=client.token, plan=plans[0]))
     client.plan()
@@ -158,7 +158,7 @@ def _use_up_plans(client: Client) -> None:
 def _use_up_regions(client: Client) -> None:
     files = [MemoryFile(4096), MemoryFile(4096)]
     region = client.register(files[0]).region
-    with refused("resource_exhausted", "quota"):
+    with refused("resource_exhausted", "session_quota"):
         client.register(files[1])
     client.unregister(region)
     client.register(files[1])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
+from tilewright_server.clients.refusals import over_session_quota
 from tilewright_server.endpoints.local.connection import Connection
 from tilewright_server.endpoints.local.listener import LocalListener, peer_client
 from tilewright_server.endpoints.local.shared_thread import SharedThread
@@ -198,11 +199,9 @@ def _no_thread() -> ResourceExhaustedError:
 
 
 def _too_many(limit: int) -> ResourceExhaustedError:
-    return ResourceExhaustedError(
+    return over_session_quota(
+        "session_connections",
+        limit,
         f"a session has at most {limit} local connections, and this one holds them all",
-        field="session_connections",
-        value=limit,
-        rule="quota",
-        fix="close connections that are not needed, or launch several things over one",
-        retry_after_s=1.0,
+        "close connections that are not needed, or launch several things over one",
     )

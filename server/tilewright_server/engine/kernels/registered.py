@@ -20,6 +20,7 @@ from tilewright_kit.config.kernel_config import KernelConfig
 from tilewright_kit.config.naming import alias_of
 from tilewright_kit.contract.operation import Operation
 from tilewright_kit.types.errors import InvalidArgumentError, ResourceExhaustedError, TilewrightError
+from tilewright_server.clients.refusals import over_session_quota
 from tilewright_server.engine.types import RegisteredLimits
 
 __all__ = ["REGISTERED", "Owner", "RegisteredKernels"]
@@ -68,7 +69,7 @@ class RegisteredKernels:
                 own = self._own.get(session, {})
                 if _place(config) not in own:
                     if len(own) >= self._limits.session:
-                        raise _full("max_registered_kernels", self._limits.session, "a session", len(own))
+                        raise _full_session(self._limits.session, len(own))
                     mine = sum(len(self._own[each]) for each, known in self._owners.items() if known == owner)
                     total = sum(map(len, self._own.values()))
                     _require_room("registered_kernels", mine, total, self._limits.sessions)
@@ -174,7 +175,7 @@ class RegisteredKernels:
             known = {path.name for path in self._folder.iterdir()}
             if name not in known:
                 if len(known) >= self._limits.shared:
-                    raise _full("shared_kernels", self._limits.shared, "a cache", len(known))
+                    raise _full_cache(self._limits.shared, len(known))
                 with self._lock:
                     for gone in self._writers.keys() - known:
                         del self._writers[gone]
@@ -203,10 +204,15 @@ def _file_name(place: Place) -> str:
     return hashlib.sha256("\0".join(place).encode("utf-8", "replace")).hexdigest()[:40] + ".json"
 
 
-def _full(quota: str, limit: int, what: str, held: int) -> ResourceExhaustedError:
+def _full_session(limit: int, held: int) -> ResourceExhaustedError:
+    reason = f"a session keeps {limit} registered kernels at the most, and this one has {held}"
+    return over_session_quota("max_registered_kernels", limit, reason, "unregister some")
+
+
+def _full_cache(limit: int, held: int) -> ResourceExhaustedError:
     return ResourceExhaustedError(
-        f"{what} keeps {limit} registered kernels at the most, and this one has {held}",
-        field=quota,
+        f"a cache keeps {limit} registered kernels at the most, and this one has {held}",
+        field="shared_kernels",
         value=limit,
         rule="quota",
         fix="unregister some",
