@@ -149,7 +149,7 @@ class Application:
         self.http = self._listen_for_http()
         for address in addresses:
             peers = self.rpc.peers if settings.relay else None
-            listener = Listener(address, access, peers=peers, inherited=self.inherited, most=settings.max_connections)
+            listener = Listener(address, access, peers=peers, inherited=self.inherited, settings=settings)
             listener.bind(self.rpc.server, certificates)
             self._parts.callback(listener.close)
             self.listeners.append(listener)

@@ -14,7 +14,8 @@ import pytest
 from hostile_servers import WAIT_S, Peak, copies
 from rpc_harness import Client, ServerProcess
 
-from tilewright_server.endpoints.rpc.transport.pace import AT_ONCE, MOST_CHARGED, RATE
+from tilewright_server.endpoints.rpc.transport.pace import MOST_CHARGED_S
+from tilewright_server.settings.rates import Rates
 
 BEGIN = f"""
 import sys, threading
@@ -101,7 +102,8 @@ def test_long_messages_of_one_process_are_few_while_another_one_calls(server: Se
             reader.join()
         elapsed = time.monotonic() - began
     # Those that came before anything was known of the sender, and then its pace.
-    assert 0 < len(served) <= 4 + (AT_ONCE + elapsed * RATE) / MOST_CHARGED + 1
+    rate, at_once = Rates().pace_rate, Rates().pace_at_once
+    assert 0 < len(served) <= 4 + (at_once + elapsed * rate) / (MOST_CHARGED_S * rate) + 1
 
 
 def test_replies_that_nobody_reads_are_not_made_while_another_process_calls(server: ServerProcess) -> None:

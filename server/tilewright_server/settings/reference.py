@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tilewright_server.settings.table import MIB, TABLE, Setting
+from tilewright_server.settings.rates import KIB, MIB
+from tilewright_server.settings.table import TABLE, Setting
 
-__all__ = ["reference_page"]
+__all__ = ["default_text", "reference_page"]
 
 
 def reference_page() -> str:
@@ -24,9 +25,25 @@ def reference_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(row: Setting) -> str:
+def default_text(row: Setting) -> str:
+    """The default of a setting for people; empty if there is none."""
     if row.default in (None, "", ()):
         return ""
+    if row.kind == "flag":
+        return str(row.default).lower()
     if row.kind == "size":
-        return f"{row.default // MIB} MiB"
-    return f"`{str(row.default).lower() if row.kind == 'flag' else row.default}`"
+        return _size(row.default)
+    if row.kind == "pair of sizes":
+        return ", ".join(map(_size, row.default))
+    if row.kind == "pair of numbers":
+        return ", ".join(f"{number:.0f}" for number in row.default)
+    return str(row.default)
+
+
+def _shown(row: Setting) -> str:
+    text = default_text(row)
+    return text if not text or "size" in row.kind else f"`{text}`"
+
+
+def _size(value: int) -> str:
+    return f"{value // MIB} MiB" if value % MIB == 0 else f"{value // KIB} KiB"

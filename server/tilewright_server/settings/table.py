@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.settings import values as kinds
+from tilewright_server.settings.rates import Rates
 from tilewright_server.settings.rows import ENV_PREFIX, Setting
 from tilewright_server.settings.rows import setting as _setting
 
@@ -16,7 +17,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Rates):
     """Checked settings of one server. Build it with ``load``, or directly in tests."""
 
     listen: tuple[str, ...] = _setting(
@@ -434,7 +435,8 @@ class Settings:
             )
 
 
+_RATES = {item.name for item in fields(Rates)}
 TABLE: tuple[Setting, ...] = tuple(
     Setting(item.name, item.metadata["kind"], item.default, item.metadata["doc"], item.metadata["parse"])
-    for item in fields(Settings)
+    for item in sorted(fields(Settings), key=lambda item: item.name in _RATES)  # which come last, in their order
 )

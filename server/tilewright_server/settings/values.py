@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
-__all__ = ["choice", "count", "flag", "number", "path", "read_file", "seconds", "size", "text", "uids", "words"]
+__all__ = ["choice", "count", "flag", "number", "pair", "path", "read_file", "seconds", "size", "text", "uids", "words"]
+
+T = TypeVar("T")
 
 
 def text(value: Any) -> str:
@@ -61,6 +63,18 @@ def count(least: int, most: int) -> Callable[[Any], int]:
         if not least <= number <= most:
             raise ValueError(f"expected {least} to {most}")
         return number
+
+    return parse
+
+
+def pair(item: Callable[[Any], T]) -> Callable[[Any], tuple[T, T]]:
+    """Two values of a kind, with a comma between them or as a list."""
+
+    def parse(value: Any) -> tuple[T, T]:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or len(parts) != 2:
+            raise ValueError("expected two values with a comma between them")
+        return item(parts[0]), item(parts[1])
 
     return parse
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tilewright_server.endpoints.rpc.relay import Relay
+from tilewright_server.settings.rates import Rates
 
 WAIT_S = 60.0
 SENDER = """
@@ -35,7 +36,7 @@ print(held[-1].recv(200).hex(), flush=True)
 class Server:
     """A server that answers as ``answer`` does, in a thread for each connection, behind a relay."""
 
-    def __init__(self, folder: Path, answer: Callable[[socket.socket], None], tcp: bool = False) -> None:
+    def __init__(self, folder: Path, answer: Callable[[socket.socket], None], tcp: bool, rates: Rates | None) -> None:
         self.address: Path | tuple[str, int] = folder / "s"
         self._answer = answer
         self._inner = socket.socket(socket.AF_UNIX)
@@ -46,7 +47,7 @@ class Server:
         listener.listen(1024)
         if tcp:
             self.address = listener.getsockname()
-        self.relay = Relay(listener, folder / "s~")
+        self.relay = Relay(listener, folder / "s~", rates)
         threading.Thread(target=self._accept, daemon=True).start()
         self.relay.start()
 
@@ -78,8 +79,8 @@ class Server:
 def behind(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     with contextlib.ExitStack() as stack:
 
-        def start(answer: Callable[[socket.socket], None], tcp: bool = False) -> Server:
-            server = Server(tmp_path, answer, tcp)
+        def start(answer: Callable[[socket.socket], None], tcp: bool = False, rates: Rates | None = None) -> Server:
+            server = Server(tmp_path, answer, tcp, rates)
             stack.callback(server.close)
             return server
 

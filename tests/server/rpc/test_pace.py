@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tilewright_server.endpoints.rpc.transport import pace as module
-from tilewright_server.endpoints.rpc.transport.pace import AT_ONCE, LARGE_BYTES, LONG_BYTES, MOST_CHARGED, RATE, Pace
+from tilewright_server.endpoints.rpc.transport.pace import MOST_CHARGED_S, Pace
+from tilewright_server.settings.rates import Rates
 
+DEFAULTS = Rates()
+RATE, AT_ONCE = DEFAULTS.pace_rate, DEFAULTS.pace_at_once
+LARGE_BYTES, LONG_BYTES = DEFAULTS.pace_large_bytes, DEFAULTS.pace_long_bytes
+MOST_CHARGED = MOST_CHARGED_S * RATE
 MIB = 1 << 20
 RUN, READ, LAUNCH = "Run", "ReadBuffer", "Launch"
 
@@ -61,6 +66,26 @@ def test_large_messages_keep_to_a_rate_of_bytes_beside_others(pace: Pace, clock:
     assert 0.9 * 2 * RATE <= count * nbytes <= AT_ONCE + 2 * RATE + nbytes
 
 
+def test_the_pace_is_as_the_settings_say(clock: Clock) -> None:
+    rates = Rates(
+        pace_rate=8 * MIB, pace_at_once=MIB, pace_large_bytes=4096, pace_long_bytes=2 * MIB, pace_company_s=1.0
+    )
+    assert 10 * 8 - 1 <= served(Pace(clock=clock, rates=rates), clock, MIB, 10.0) <= 10 * 8 + 2
+    assert 2 * 10 - 1 <= served(Pace(clock=clock, rates=rates), clock, 4 * MIB, 10.0) <= 2 * 10 + 2
+    small = Pace(clock=clock, rates=rates)
+    for _ in range(300):
+        call(small, "one", 4096)
+    small.heard("other")
+    assert small.holds("one", RUN)
+    clock.now += 1.0
+    assert not small.holds("one", RUN)
+    free = Pace(clock=clock, rates=Rates(pace_rate=0))
+    for _ in range(100):
+        call(free, "one", 18 * MIB)
+    free.heard("other")
+    assert not free.holds("one", RUN)
+
+
 def test_nobody_waits_where_nobody_else_calls(pace: Pace, clock: Clock) -> None:
     for _ in range(100):
         pace.heard("one")
@@ -68,14 +93,14 @@ def test_nobody_waits_where_nobody_else_calls(pace: Pace, clock: Clock) -> None:
         call(pace, "one", 18 * MIB)
     pace.heard("other")
     assert pace.holds("one", RUN)
-    clock.now += module.COMPANY_S
+    clock.now += DEFAULTS.pace_company_s
     assert not pace.holds("one", RUN)
 
 
 def test_what_was_taken_alone_is_not_paid_back_for_long(pace: Pace, clock: Clock) -> None:
     for _ in range(1000):
         call(pace, "one", 18 * MIB)
-    clock.now += module.MOST_OWED / RATE + 0.01
+    clock.now += module.MOST_OWED_S + 0.01
     pace.heard("other")
     assert not pace.holds("one", RUN)
 
@@ -147,7 +172,7 @@ def test_senders_are_forgotten_where_there_are_too_many(pace: Pace, monkeypatch:
 
 def test_beside_others_a_reply_is_made_when_those_before_it_are_read(pace: Pace) -> None:
     pace.replied("one", READ, 4 * MIB)
-    pace.unread("one", module.MOST_UNREAD)
+    pace.unread("one", DEFAULTS.pace_unread_bytes)
     assert not pace.holds("one", READ)  # it is alone
     pace.heard("other")
     assert pace.holds("one", READ)

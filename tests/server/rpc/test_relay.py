@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from header_blocks import PREFACE, frame
 from relay_harness import WAIT_S, Server, behind, echo, everything, say, sender
-from rpc_harness import eventually
+from rpc_harness import ServerProcess, eventually
 
-from tilewright_server.endpoints.rpc.relay import CONNECTS, CONTROL, NO_PROCESS, Origin
+from tilewright_server.endpoints.rpc.relay import NO_PROCESS, Origin
+from tilewright_server.settings.rates import Rates
 
 __all__ = ["behind"]
 
@@ -61,7 +62,7 @@ def test_a_client_that_dies_ends_its_connection(behind: Callable[..., Server]) -
 
 def test_frames_without_calls_are_held_to_a_rate(behind: Callable[..., Server]) -> None:
     got = bytearray()
-    pings = 2 * int(CONTROL[1])
+    pings = 2 * int(Rates().relay_control[1])
     flood = PREFACE + frame(6, b"12345678") * pings
 
     def read(way: socket.socket) -> None:
@@ -82,15 +83,35 @@ def test_frames_without_calls_are_held_to_a_rate(behind: Callable[..., Server]) 
 
 def test_connections_of_a_process_are_held_to_a_rate(behind: Callable[..., Server]) -> None:
     server = behind(echo)
-    with sender(server, 3 * int(CONNECTS[1])) as process:
+    with sender(server, 3 * int(Rates().relay_connects[1])) as process:
         assert eventually(lambda: server.relay.counts().refused > 0, WAIT_S)
-        assert server.relay.counts().accepted >= CONNECTS[1]
+        assert server.relay.counts().accepted >= Rates().relay_connects[1]
         with sender(server, 1) as other:
             say(other, PREFACE + frame(0, b"hello", 1))
             other.stdin.close()  # type: ignore[union-attr]
             assert bytes.fromhex(other.stdout.read().split()[-1]).endswith(b"hello")  # type: ignore[union-attr]
         process.stdin.close()  # type: ignore[union-attr]
         assert b"too many connections" in bytes.fromhex(process.stdout.read().split()[-1])  # type: ignore[union-attr]
+
+
+def test_rates_are_those_of_the_settings(behind: Callable[..., Server]) -> None:
+    server = behind(echo, rates=Rates(relay_connects=(1.0, 3.0), relay_list_bytes=8192))
+    with sender(server, 6) as process:
+        assert eventually(lambda: server.relay.counts().refused >= 2, WAIT_S)
+        assert 3 <= server.relay.counts().accepted <= 4
+        process.stdin.close()  # type: ignore[union-attr]
+        assert b"too many connections" in bytes.fromhex(process.stdout.read().split()[-1])  # type: ignore[union-attr]
+
+
+@pytest.mark.extended
+def test_a_server_has_its_relays_keep_to_its_settings(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, relay_connects="1, 8") as server, contextlib.ExitStack() as stack:
+        ways = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(16)]
+        for way in ways:
+            way.settimeout(WAIT_S)
+            way.connect(str(server.socket))
+            way.sendall(PREFACE)
+        assert 4 <= sum(b"too many connections" in way.recv(200) for way in ways) <= 8
 
 
 def test_a_server_that_is_gone_is_no_silence(behind: Callable[..., Server], tmp_path: Path) -> None:
@@ -148,7 +169,7 @@ def test_over_tcp_a_connection_is_known_by_its_address(behind: Callable[..., Ser
 def test_a_connection_that_others_accepted_is_one_of_the_host_that_they_name(behind: Callable[..., Server]) -> None:
     server = behind(echo, tcp=True)
     ways = []
-    for index in range(int(CONNECTS[1]) + 40):
+    for index in range(int(Rates().relay_connects[1]) + 40):
         own, its = socket.socketpair()
         server.relay.adopt(its, "2001:db8::1" if index % 2 else "2001:db8::2", 7, index)  # of one owner
         ways.append(own)

@@ -31,10 +31,11 @@ from header_blocks import (
 from relay_harness import WAIT_S, Server, behind, say, sender
 from rpc_harness import eventually
 
-from tilewright_server.endpoints.rpc.relay import LIST_BYTES, OPEN_BYTES
+from tilewright_server.settings.rates import Rates
 
 __all__ = ["behind"]
 
+LIST_BYTES, OPEN_BYTES = Rates().relay_list_bytes, Rates().relay_open_bytes
 ONE = LIST_BYTES // 64
 """Bytes of a header, with the 32 that each costs, of which 64 just fit."""
 LARGE = literal(b"a", b"v" * (ONE - 33), remember=True)

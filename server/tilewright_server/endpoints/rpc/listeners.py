@@ -23,6 +23,7 @@ from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
 from tilewright_server.protocol.inherited import SOCKET, Inherited
 from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess, own_place
 from tilewright_server.protocol.unix_place import UnixPlace
+from tilewright_server.settings import Settings
 
 if TYPE_CHECKING:
     from tilewright_server.endpoints.rpc.access.credentials import Certificates
@@ -105,18 +106,18 @@ class Listener:
         *,
         peers: Peers | None = None,
         inherited: Inherited | None = None,
-        most: int = 1024,
+        settings: Settings | None = None,
     ) -> None:
         """With ``peers``, relays that these know stand before gRPC, if there can be such; else gRPC listens there
-        itself. A socket of ``inherited`` that listens at the address is taken over. With TLS, ``most`` connections may
-        be open."""
+        itself. A socket of ``inherited`` that listens at the address is taken over. Rates of relays are those of
+        ``settings``, else the defaults."""
         self.address = address
         self.relays: list[Relay] = []
         self._access = access
         self._peers = peers
         self._inherited = inherited
         self._inner = -1
-        self._most = most
+        self._settings = settings or Settings()
         self._front: Front | None = None
         self._waiting: list[Relay | Front] = []
         self._listening: socket.socket | None = None
@@ -243,7 +244,7 @@ class Listener:
             self._inner = os.open(inner, os.O_PATH | os.O_CLOEXEC)
             inner.unlink()
             for item in listening:
-                self.relays.append(Relay(item, Path(f"/proc/self/fd/{self._inner}")))
+                self.relays.append(Relay(item, Path(f"/proc/self/fd/{self._inner}"), self._settings))
                 if at_once:
                     self.relays[-1].start()
                 else:
@@ -266,7 +267,7 @@ class Listener:
         from tilewright_server.endpoints.rpc.tls.front import Front
 
         # Each takes four descriptors of this process, not three.
-        front = Front(listening, self.relays[0], certificates, max(1, self._most * 3 // 4))
+        front = Front(listening, self.relays[0], certificates, max(1, self._settings.max_connections * 3 // 4))
         if at_once:
             front.start()
         else:

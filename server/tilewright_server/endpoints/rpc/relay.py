@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewright_native import library_path
+from tilewright_server.settings.rates import Rates
 
 __all__ = ["Origin", "Relay", "Relayed", "process_share"]
 
@@ -30,22 +31,6 @@ BACKLOG = 4096
 
 NO_PROCESS = -1
 """In the place of a process's number: the other end is a host."""
-
-# Rates of what one process, or host, does: so many a second, after so many at once.
-CONNECTS = (100.0, 256.0)
-"""Connections of a process."""
-CONTROL = (2000.0, 2000.0)
-"""Frames that carry no call. Clients measure round trips by some of them."""
-RESETS = (2000.0, 4000.0)
-"""Frames that cancel calls."""
-FRAMES = (250_000.0, 250_000.0)
-"""All other frames: of a stream, gRPC in Python answers fewer."""
-LISTS = (16.0 * 2**20, 4.0 * 2**20)
-"""Bytes of lists of headers, decoded: of 25,000 calls a second of our clients. gRPC holds several bytes for each."""
-LIST_BYTES = 24 * 1024
-"""Bytes of one list: half as much again as gRPC says that it takes. What it cannot take itself it answers at length."""
-OPEN_BYTES = 16 * 2**20
-"""Bytes of lists of calls that are open, beyond 1 KiB each."""
 
 
 def process_share(limit: int) -> int:
@@ -137,8 +122,9 @@ def _library() -> Any:
 class Relay:
     """Passes connections of ``listener`` on to the socket at ``target``, from ``start`` to ``close``."""
 
-    def __init__(self, listener: socket.socket | None, target: Path) -> None:
-        """``listener``, of Unix or TCP, becomes the relay's; with None, connections come by ``adopt`` alone.
+    def __init__(self, listener: socket.socket | None, target: Path, rates: Rates | None = None) -> None:
+        """``listener``, of Unix or TCP, becomes the relay's; with None, connections come by ``adopt`` alone. ``rates``
+        are those of one process, or host: the defaults if there are none.
 
         Raises ``OSError`` where the library is missing, or the system refuses."""
         self._library = _library()
@@ -147,9 +133,11 @@ class Relay:
         """Beginning of the names of its connections to the server, which nobody can guess."""
         number = -1 if listener is None else listener.fileno()
         config = _Config(ctypes.sizeof(_Config), number, bytes(target), self.name.encode())
-        config.connects, config.control = _Rate(*CONNECTS), _Rate(*CONTROL)
-        config.resets, config.frames = _Rate(*RESETS), _Rate(*FRAMES)
-        config.lists, config.list_bytes, config.open_bytes = _Rate(*LISTS), LIST_BYTES, OPEN_BYTES
+        rates = rates or Rates()
+        config.connects, config.control = _Rate(*rates.relay_connects), _Rate(*rates.relay_control)
+        config.resets, config.frames = _Rate(*rates.relay_resets), _Rate(*rates.relay_frames)
+        config.lists, config.list_bytes = _Rate(*rates.relay_lists), rates.relay_list_bytes
+        config.open_bytes = rates.relay_open_bytes
         handle = c_void_p()
         status = self._library.tw_relay_open(byref(config), byref(handle))
         if status:

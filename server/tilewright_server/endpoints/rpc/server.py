@@ -97,7 +97,7 @@ class RpcServer:
         self.traffic = Traffic(settings.slow_call_s)
         self.traffic.tracer = open_tracer(settings.trace_endpoint, settings.trace_ratio)
         self.peers = Peers()
-        self._pace = Pace(partial(_served, service.sessions))
+        self._pace = Pace(partial(_served, service.sessions), rates=settings)
         self._front = Front(quotas, self.traffic, self.peers, self._pace)
         self._make = partial(grpc.server, self._front, options=_options(settings), maximum_concurrent_rpcs=MAX_CALLS)
         self.server = self._make()

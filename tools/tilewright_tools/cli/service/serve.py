@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from tilewright_server.settings import TABLE, Setting
+from tilewright_server.settings.reference import default_text
 from tilewright_tools.cli.console.output import examples
 from tilewright_tools.cli.service.starting import CONFIG, LISTS, names_of, run_server
 
@@ -40,20 +41,13 @@ def _parameter(row: Setting) -> inspect.Parameter:
         annotation, names = bool | None, [f"{row.flag}/--no-{row.flag[2:]}"]
     else:
         annotation = list[str] | None if row.kind in LISTS else str | None
-    shown = "" if row.default in (None, "", ()) else f" Default: {_text(row.default)}."
+    default = default_text(row)
+    shown = f" Default: {default}." if default else ""
     # Values are checked by the settings module, which names the rule, and not twice.
     option = typer.Option(None, *names, help=row.doc.replace("[", "\\[") + shown, metavar=row.kind.upper())
     if row.kind == "flag":
         option = typer.Option(None, *names, help=row.doc + shown)
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
-        return f"{value >> 20} MiB"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _signature() -> inspect.Signature:

@@ -12,39 +12,31 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-__all__ = ["LARGE_BYTES", "LONG_BYTES", "Pace"]
+from tilewright_server.settings.rates import Rates
 
-LARGE_BYTES = 1 << 20
-"""Messages from this size on are counted."""
-RATE = float(256 << 20)
-"""Bytes of large messages of one sender in a second."""
-LONG_BYTES = 4 << 20
-"""Messages of this size take about as long as a slice; what takes longer is to be rarer. Longer ones are charged more
-than they have, by the square of how much longer they are."""
-MOST_CHARGED = RATE / 2
-"""For one of less than that: there may be two in a second, however long they are."""
-AT_ONCE = RATE / 4
-"""Bytes that a sender may have before it waits, if it had nothing for long."""
-MOST_OWED = 2 * RATE
-COMPANY_S = 5.0
-"""So long after another one's call a sender is not alone."""
+__all__ = ["Pace"]
+
 REMEMBERED_S = 60.0
 """So long after a large message of a method, its next one is taken for large."""
 UNSETTLED_S = 1.0
 """Time after which a large call that was begun does not hold up the sender's others, whatever has become of it."""
-MOST_UNREAD = 16 << 20
-"""Bytes of replies that a sender has not read after which its next large one is not made."""
 SAMPLE_S = 0.1
 MOST_SENDERS = 4096
+
+# Beside the settings, which begin with ``pace_``, in seconds of the rate:
+MOST_CHARGED_S = 0.5
+"""For a message of less than that: there may be two in a second, however long they are."""
+MOST_OWED_S = 2.0
 
 
 class _Account:
     """Account of one sender. ``left``: bytes that it may have, as of ``at``."""
 
-    __slots__ = ("at", "busy", "busy_until", "large", "left", "replies")
+    __slots__ = ("_rates", "at", "busy", "busy_until", "large", "left", "replies")
 
-    def __init__(self, now: float) -> None:
-        self.left = AT_ONCE
+    def __init__(self, rates: Rates, now: float) -> None:
+        self._rates = rates
+        self.left: float = rates.pace_at_once
         self.at = now
         self.large: dict[str, float] = {}
         """Methods of which a message was large, and until when the next one is taken for such."""
@@ -54,14 +46,14 @@ class _Account:
         """Method of a large call that is under way: its bytes are not known yet."""
 
     def refill(self, now: float) -> float:
-        self.left = min(AT_ONCE, self.left + (now - self.at) * RATE)
+        self.left = min(self._rates.pace_at_once, self.left + (now - self.at) * self._rates.pace_rate)
         self.at = now
         return self.left
 
     @property
     def idle(self) -> bool:
         """As good as new at ``at``."""
-        return self.left >= AT_ONCE and all(until <= self.at for until in self.large.values())
+        return self.left >= self._rates.pace_at_once and all(until <= self.at for until in self.large.values())
 
 
 class Pace:
@@ -71,8 +63,11 @@ class Pace:
         self,
         served: Callable[[], Iterable[tuple[str, int]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        rates: Rates | None = None,
     ) -> None:
         """``served`` tells by process how much was done for it besides calls of gRPC: a number that grows."""
+        self._rates = rates or Rates()
+        self._large = self._rates.pace_large_bytes
         self._served = served
         self._clock = clock
         self._lock = threading.Lock()
@@ -95,7 +90,7 @@ class Pace:
     def holds(self, sender: str, method: str) -> bool:
         """The sender's next call of ``method`` is likely to be large, and is to wait."""
         account = self._accounts.get(sender)
-        if account is None:
+        if account is None or not self._rates.pace_rate:
             return False
         with self._lock:
             now = self._clock()
@@ -103,7 +98,7 @@ class Pace:
                 return False
             if account.refill(now) <= 0 or (account.busy and now < account.busy_until):
                 return True
-            return method in account.replies and self._unread.get(sender, 0) >= MOST_UNREAD
+            return method in account.replies and self._unread.get(sender, 0) >= self._rates.pace_unread_bytes
 
     def begin(self, sender: str, method: str) -> bool:
         """A call begins; True if it is likely to be large: then ``settle`` it at its end, too."""
@@ -119,7 +114,7 @@ class Pace:
 
     def received(self, sender: str, method: str, nbytes: int) -> None:
         """A request has been received."""
-        if nbytes >= LARGE_BYTES:
+        if nbytes >= self._large:
             self._charge(sender, method, nbytes, reply=False)
         account = self._accounts.get(sender)
         if account is not None and method not in account.replies:
@@ -127,7 +122,7 @@ class Pace:
 
     def replied(self, sender: str, method: str, nbytes: int) -> None:
         """A reply has been made."""
-        if nbytes >= LARGE_BYTES:
+        if nbytes >= self._large:
             self._charge(sender, method, nbytes, reply=True)
         self.settle(sender, method)
 
@@ -147,15 +142,18 @@ class Pace:
             account.busy = ""
 
     def _charge(self, sender: str, method: str, nbytes: int, *, reply: bool) -> None:
-        cost = max(nbytes, min(nbytes * (nbytes / LONG_BYTES) ** 2, MOST_CHARGED)) if nbytes > LONG_BYTES else nbytes
+        cost: float = nbytes
+        if nbytes > self._rates.pace_long_bytes:  # it holds up others for longer than a slice
+            cost *= (nbytes / self._rates.pace_long_bytes) ** 2
+            cost = max(nbytes, min(cost, MOST_CHARGED_S * self._rates.pace_rate))
         with self._lock:
             now = self._clock()
             account = self._accounts.get(sender)
             if account is None:
                 if len(self._accounts) >= MOST_SENDERS:
                     self._forget(now)
-                account = self._accounts[sender] = _Account(now)
-            account.left = max(account.refill(now) - cost, -MOST_OWED)
+                account = self._accounts[sender] = _Account(self._rates, now)
+            account.left = max(account.refill(now) - cost, -MOST_OWED_S * self._rates.pace_rate)
             account.large[method] = now + REMEMBERED_S
             if reply:
                 account.replies.add(method)
@@ -171,8 +169,8 @@ class Pace:
         if now - self._sampled_at >= SAMPLE_S:
             self._sample(now)
         if self._last != sender:
-            return now - self._last_at < COMPANY_S
-        return bool(self._before) and now - self._before_at < COMPANY_S
+            return now - self._last_at < self._rates.pace_company_s
+        return bool(self._before) and now - self._before_at < self._rates.pace_company_s
 
     def _sample(self, now: float) -> None:
         """Notice for whom something was done over another way than gRPC."""
