@@ -99,11 +99,13 @@ def watching(tracer: Tracer) -> dict[str, Cost]:
     """Everything that watches, by name."""
     traffic, statistics = Traffic(), Statistics()
     operation, kernel = statistics.operation("gemm"), statistics.kernel("gemm", "cpu:0")
-    line = logging.getLogger("tilewright.calls")
+    times, line = operation.classes[ANONYMOUS.priority], logging.getLogger("tilewright.calls")
     return {
         "books of a gRPC call": alone(lambda: traffic.ended(METHOD, 10_000, ANONYMOUS, None, NAMED)),
-        "books of an execution": alone(lambda: statistics.executed(operation, (kernel,), (1000,), 1, 2000)),
-        "of these its two histograms": alone(lambda: (operation.queue.observe(2000), operation.device.observe(1000))),
+        "books of an execution": alone(
+            lambda: statistics.executed(operation, (kernel,), (1000,), 1, 2000, ANONYMOUS.priority)
+        ),
+        "of these its two histograms": alone(lambda: (times.queue.observe(2000), times.device.observe(1000))),
         "traces of 1 %": traced(tracer),
         "a line that is not written (debug)": alone(lambda: line.isEnabledFor(logging.DEBUG)),
     }

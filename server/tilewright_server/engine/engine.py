@@ -157,7 +157,7 @@ class Engine:
                 return self._nothing(prepared, addresses, call)
             return executor.run(prepared, addresses, call, repeat)
         except TilewrightError as error:
-            self.statistics.failed(prepared.plan.operation, error.code)
+            self.statistics.failed(prepared.plan.operation, error.code, call.client.priority)
             raise
 
     def current(self, prepared: Prepared, call: Call) -> Prepared:
@@ -188,7 +188,7 @@ class Engine:
             results.extend(outcomes)
         for (prepared, _, _), result in zip(current, results, strict=True):
             if isinstance(result, TilewrightError):
-                self.statistics.failed(prepared.plan.operation, result.code)
+                self.statistics.failed(prepared.plan.operation, result.code, call.client.priority)
         return results
 
     def _living(self, prepared: Prepared, call: Call) -> Prepared:
@@ -218,7 +218,7 @@ class Engine:
         self._require_open()
         prepared.check(addresses)
         call.check()
-        self.statistics.executed(prepared.operation_counters, (), (), 1, 0)
+        self.statistics.executed(prepared.operation_counters, (), (), 1, 0, call.client.priority)
         return Outcome()
 
     def _tried(self, item: Execution, call: Call) -> Outcome | TilewrightError:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from tilewright_server.clients.client import Priority
 from tilewright_server.engine.histogram import Histogram
 
-__all__ = ["KernelCounters", "OperationCounters", "Snapshot", "Statistics"]
+__all__ = ["KernelCounters", "OperationCounters", "PriorityCounters", "Snapshot", "Statistics"]
 
 
 MAX_KERNELS = 8192
@@ -20,17 +21,37 @@ OTHERS = "others"
 
 
 @dataclass(slots=True)
+class PriorityCounters:
+    """Counters of one operation for clients of one priority."""
+
+    success: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """Failed executions and plans by error code."""
+    queue: Histogram = field(default_factory=Histogram)
+    plan: Histogram = field(default_factory=Histogram)
+    build: Histogram = field(default_factory=Histogram)
+    device: Histogram = field(default_factory=Histogram)
+
+    @property
+    def counted(self) -> bool:
+        """True once anything is."""
+        return bool(self.failures) or any(sum(item.counts) for item in (self.queue, self.plan, self.build))
+
+    def copy(self) -> PriorityCounters:
+        """A copy that no later count changes."""
+        times = (item.copy() for item in (self.queue, self.plan, self.build, self.device))
+        return PriorityCounters(self.success, dict(self.failures), *times)
+
+
+@dataclass(slots=True)
 class OperationCounters:
     """Counters of one operation; times are sums in nanoseconds."""
 
     name: str
-    success: int = 0
-    failure: int = 0
     plan_hits: int = 0
     plan_misses: int = 0
     bytes_copied: int = 0
     plan_ns: int = 0
-    build_ns: int = 0
     copy_in_ns: int = 0
     copy_out_ns: int = 0
     caller_launches: int = 0
@@ -38,33 +59,43 @@ class OperationCounters:
     caller_samples: int = 0
     """Those of them that were timed."""
     caller_sampled_ns: int = 0
-    failures: dict[str, int] = field(default_factory=dict, compare=False)
-    """Failed executions by error code."""
-    queue: Histogram = field(default_factory=Histogram, compare=False)
-    plan: Histogram = field(default_factory=Histogram, compare=False)
-    build: Histogram = field(default_factory=Histogram, compare=False)
-    device: Histogram = field(default_factory=Histogram, compare=False)
+    classes: tuple[PriorityCounters, ...] = field(
+        default_factory=lambda: tuple(PriorityCounters() for _ in Priority), compare=False
+    )
+    """By the priority of clients."""
+
+    @property
+    def success(self) -> int:
+        return sum(item.success for item in self.classes)
+
+    @property
+    def failure(self) -> int:
+        return sum(sum(item.failures.values()) for item in self.classes)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failed executions and plans by error code."""
+        codes = sorted({code for item in self.classes for code in item.failures})
+        return {code: sum(item.failures.get(code, 0) for item in self.classes) for code in codes}
 
     @property
     def queue_ns(self) -> int:
         """Sum of waits for devices."""
-        return self.queue.sum_ns
+        return sum(item.queue.sum_ns for item in self.classes)
+
+    @property
+    def build_ns(self) -> int:
+        """Sum of waits for compilers."""
+        return sum(item.build.sum_ns for item in self.classes)
 
     @property
     def device_ns(self) -> int:
         """Sum of times on devices, all stages together."""
-        return self.device.sum_ns
+        return sum(item.device.sum_ns for item in self.classes)
 
     def copy(self) -> OperationCounters:
         """A copy that no later count changes."""
-        return replace(
-            self,
-            failures=dict(self.failures),
-            queue=self.queue.copy(),
-            plan=self.plan.copy(),
-            build=self.build.copy(),
-            device=self.device.copy(),
-        )
+        return replace(self, classes=tuple(item.copy() for item in self.classes))
 
 
 @dataclass(slots=True)
@@ -152,6 +183,7 @@ class Statistics:
         times: Sequence[int],
         repeat: int,
         queue_ns: int,
+        priority: Priority,
         *,
         complete: bool = True,
     ) -> None:
@@ -160,18 +192,18 @@ class Statistics:
         ``times`` are those of its stages, one for each of ``kernels``.
         """
         with self._lock:
-            operation.success += complete
-            operation.queue.observe(queue_ns)
-            operation.device.observe(sum(times))
+            counters = operation.classes[priority]
+            counters.success += complete
+            counters.queue.observe(queue_ns)
+            counters.device.observe(sum(times))
             for stage, kernel in enumerate(kernels):  # zip(strict=True) takes as long as all the rest
                 kernel.launches += repeat
                 kernel.device_ns += times[stage]
 
-    def failed(self, operation: str, code: str) -> None:
+    def failed(self, operation: str, code: str, priority: Priority) -> None:
         """An execution, or its plan, ended with an error of this code."""
-        counters = self.operation(operation)
+        counters = self.operation(operation).classes[priority]
         with self._lock:
-            counters.failure += 1
             counters.failures[code] = counters.failures.get(code, 0) + 1
 
     def lost(self, device: str) -> None:
@@ -179,16 +211,17 @@ class Statistics:
         with self._lock:
             self._losses[device] = self._losses.get(device, 0) + 1
 
-    def planned(self, operation: OperationCounters, *, hit: bool, plan_ns: int, build_ns: int) -> None:
+    def planned(
+        self, operation: OperationCounters, priority: Priority, *, hit: bool, plan_ns: int, build_ns: int
+    ) -> None:
         with self._lock:
             operation.plan_hits += hit
             operation.plan_misses += not hit
             operation.plan_ns += plan_ns
-            operation.build_ns += build_ns
             if not hit:
-                operation.plan.observe(plan_ns)
+                operation.classes[priority].plan.observe(plan_ns)
             if build_ns:
-                operation.build.observe(build_ns)
+                operation.classes[priority].build.observe(build_ns)
 
     def copied(self, operation: str, nbytes: int, copy_in_ns: int = 0, copy_out_ns: int = 0) -> None:
         """The server moved operands of an execution."""

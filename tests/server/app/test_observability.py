@@ -30,6 +30,8 @@ parser = pytest.importorskip("prometheus_client.parser", reason="needs prometheu
 ROOT = Path(__file__).resolve().parents[3]
 SUFFIX = re.compile(r"_(total|bucket|count|sum)$")
 TOTAL = "tilewright_requests_total"
+GEMM = "class=interactive,operation=gemm"
+EXECUTE = "tilewright.v1.Dispatch/Execute"
 SERVE = [sys.executable, "-m", "tilewright_tools.cli", "serve"]
 
 
@@ -57,10 +59,20 @@ def eventually_samples(port: int, name: str, labels: str, value: float) -> Mappi
     return samples(port)
 
 
-def dashboard_metrics() -> set[str]:
+def dashboard() -> list[str]:
+    """Expressions of the dashboard's panels."""
     text = (ROOT / "deploy" / "grafana" / "tilewright.json").read_text("utf-8")
-    expressions = [target["expr"] for panel in json.loads(text)["panels"] for target in panel.get("targets", ())]
-    return {name for expression in expressions for name in re.findall(r"\b(?:tilewright|nv)_[a-z_]+", expression)}
+    return [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+
+
+def metrics_of(expression: str) -> list[str]:
+    return re.findall(r"\b(?:tilewright|nv)_[a-z_]+", expression)
+
+
+def labels_of(expression: str) -> set[str]:
+    """Labels that an expression asks for, but for those that a scraper and a histogram bring."""
+    sums = {name.strip() for names in re.findall(r"by \(([^)]*)\)", expression) for name in names.split(",")}
+    return (sums | set(re.findall(r"(\w+)=~?\"", expression))) - {"instance", "le"}
 
 
 def test_a_port_for_probes_serves_health_alone(tmp_path: Path) -> None:
@@ -98,19 +110,29 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
                 client.gemm(a, np.ones((7, 8), np.float32))
             with pytest.raises(grpc.RpcError), Client(server.addresses[0]):
                 pass
-            found = eventually_samples(port, "tilewright_executions_total", "operation=gemm", 3)
+            found = eventually_samples(port, "tilewright_executions_total", GEMM, 3)
             assert found["tilewright_sessions", ""] == 1
         calls = sum(value for (name, labels), value in found.items() if name == TOTAL and "code=OK" in labels)
         assert calls >= 3
-        assert found["tilewright_device_seconds_count", "operation=gemm"] == 3
-        assert found["tilewright_device_seconds_sum", "operation=gemm"] > 0
-        assert found["tilewright_queue_seconds_count", "operation=gemm"] == 3
-        assert found["tilewright_plan_seconds_count", "operation=gemm"] >= 1
-        assert found["tilewright_build_seconds_count", "operation=gemm"] >= 1
+        assert found["tilewright_device_seconds_count", GEMM] == 3
+        assert found["tilewright_device_seconds_sum", GEMM] > 0
+        assert found["tilewright_queue_seconds_count", GEMM] == 3
+        assert found["tilewright_plan_seconds_count", GEMM] >= 1
+        assert found["tilewright_build_seconds_count", GEMM] >= 1
         assert found["nv_inference_request_success", "model=tilewright.gemm,version=1"] == 3
         assert found["tilewright_ready", ""] == 1
-        assert found["tilewright_class_request_seconds_count", "priority=interactive"] >= 3
-        assert found["tilewright_class_request_seconds_count", "priority=batch"] == 0
+        failed = "class=interactive,code=invalid_argument,operation=gemm"
+        assert found["tilewright_execution_failures_total", failed] == 1
+        assert found["tilewright_request_seconds_count", f"class=interactive,method={EXECUTE}"] == 3
+        assert not [labels for _, labels in found if "class=batch" in labels]
+        with tilewright.connect(server.addresses[0], launch="server", priority="batch") as client:
+            client.gemm(a, a)
+        also = eventually_samples(port, "tilewright_executions_total", GEMM.replace("interactive", "batch"), 1)
+        assert also["tilewright_device_seconds_count", GEMM.replace("interactive", "batch")] == 1
+        assert also["tilewright_device_seconds_count", GEMM] == 3
+        assert also["tilewright_request_seconds_count", f"class=batch,method={EXECUTE}"] == 1
+        assert also["tilewright_requests_total", f"class=batch,code=OK,method={EXECUTE}"] == 1
+        assert also["nv_inference_request_success", "model=tilewright.gemm,version=1"] == 4
         assert found["tilewright_device_busy_seconds_total", "device=cpu:0"] > 0
         assert found["tilewright_choices_renewed_total", ""] == 0
         assert found["tilewright_device_open", "device=cpu:0,kind=cpu"] == 1
@@ -122,9 +144,11 @@ def test_what_is_done_is_counted_and_the_dashboard_names_what_exists(tmp_path: P
         assert re.search(r" INFO \S+: built \w*gemm\w* arch=\S+ ms=\d+ request=\S+$", server.log(), re.MULTILINE), (
             server.log()
         )
-        families = {family.name for family in parser.text_string_to_metric_families(get(port, "/metrics")[1])}
-        named = {SUFFIX.sub("", name) for name in dashboard_metrics()}
-        assert named and named <= families
+        families = {family.name: family for family in parser.text_string_to_metric_families(get(port, "/metrics")[1])}
+        for expression in dashboard():
+            for family in (families[SUFFIX.sub("", name)] for name in metrics_of(expression)):
+                labels = {name for sample in family.samples for name in sample.labels}
+                assert not family.samples or labels_of(expression) <= labels, expression
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         try:  # hundreds of scrapers and silent ones leave the probes alone
             assert all(get(port, "/metrics")[0] == 200 for _ in range(200))

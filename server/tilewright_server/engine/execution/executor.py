@@ -59,7 +59,7 @@ class Executor(Admission):
         waiter = self.enter(weight, call)
         spent_ns = 0
         try:
-            outcome = self._launch(prepared, addresses, 0 if waiter is None else waiter.queue_ns)
+            outcome = self._launch(prepared, addresses, call, 0 if waiter is None else waiter.queue_ns)
             spent_ns = outcome.device_ns
             return outcome
         finally:
@@ -88,7 +88,7 @@ class Executor(Admission):
             if repeat > 1:
                 return self._repeat(prepared, addresses, repeat, call, turn)
             # All of them waited together: the first says how long.
-            return self._launch(prepared, addresses, turn.take_queue_ns() if turn.queue_ns else 0)
+            return self._launch(prepared, addresses, call, turn.take_queue_ns() if turn.queue_ns else 0)
         except TilewrightError as error:
             return error
 
@@ -104,9 +104,9 @@ class Executor(Admission):
                     call.check()
                     turn.yield_to_waiters()
         except (DeadlineError, CancelledError) as error:
-            self._note(prepared, times, slices.done, turn.take_queue_ns(), complete=False)
+            self._note(prepared, call, times, slices.done, turn.take_queue_ns(), complete=False)
             raise _given_up(error, slices) from error
-        return self._note(prepared, times, repeat, turn.take_queue_ns())
+        return self._note(prepared, call, times, repeat, turn.take_queue_ns())
 
     def forget(self) -> None:
         """The device was lost: its memory is not there any more."""
@@ -115,8 +115,8 @@ class Executor(Admission):
     def close(self) -> None:
         self._arena.close()
 
-    def _launch(self, prepared: Prepared, addresses: Sequence[int], queue_ns: int) -> Outcome:
-        return self._note(prepared, self._on_device(prepared, addresses, 1), 1, queue_ns)
+    def _launch(self, prepared: Prepared, addresses: Sequence[int], call: Call, queue_ns: int) -> Outcome:
+        return self._note(prepared, call, self._on_device(prepared, addresses, 1), 1, queue_ns)
 
     def _on_device(self, prepared: Prepared, addresses: Sequence[int], repeat: int) -> tuple[int, ...]:
         program = prepared.program
@@ -130,11 +130,17 @@ class Executor(Admission):
             arena.give_back(workspace)
 
     def _note(
-        self, prepared: Prepared, times: tuple[int, ...], repeat: int, queue_ns: int, *, complete: bool = True
+        self,
+        prepared: Prepared,
+        call: Call,
+        times: tuple[int, ...],
+        repeat: int,
+        queue_ns: int,
+        *,
+        complete: bool = True,
     ) -> Outcome:
-        self._statistics.executed(
-            prepared.operation_counters, prepared.kernel_counters, times, repeat, queue_ns, complete=complete
-        )
+        operation, kernels, priority = prepared.operation_counters, prepared.kernel_counters, call.client.priority
+        self._statistics.executed(operation, kernels, times, repeat, queue_ns, priority, complete=complete)
         device_ns = sum(times)
         # Only a hint for those who are turned away, so a lost update does not matter.
         self.mean_ns += 0.05 * (device_ns - self.mean_ns)

@@ -109,19 +109,25 @@ class Planner:
             if (not prepared.is_fallback or selection.build == "fallback") and not prepared.lost:
                 call.plan_cached = True
                 call.plan_ns = plan_ns = time.perf_counter_ns() - begin
-                self._statistics.planned(prepared.operation_counters, hit=True, plan_ns=plan_ns, build_ns=0)
+                self._statistics.planned(
+                    prepared.operation_counters, call.client.priority, hit=True, plan_ns=plan_ns, build_ns=0
+                )
                 return prepared
         try:
             prepared = self._miss(key, request, selection, call)
         except TilewrightError as error:
             if request.operation in self._catalogs.operations:
-                self._statistics.failed(request.operation, error.code)
+                self._statistics.failed(request.operation, error.code, call.client.priority)
             raise
         plans = 2 if prepared.is_fallback else 1  # its successor comes on top
         self._requests.put(key, prepared, plans * prepared.nbytes + request_bytes(request))
         call.plan_ns = plan_ns = time.perf_counter_ns() - begin - call.build_ns
         self._statistics.planned(
-            prepared.operation_counters, hit=call.plan_cached, plan_ns=plan_ns, build_ns=call.build_ns
+            prepared.operation_counters,
+            call.client.priority,
+            hit=call.plan_cached,
+            plan_ns=plan_ns,
+            build_ns=call.build_ns,
         )
         return prepared
 

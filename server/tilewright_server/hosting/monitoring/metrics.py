@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright_kit.types.errors import TilewrightError, UnsupportedError
 from tilewright_server import __version__
+from tilewright_server.clients.client import Priority
 from tilewright_server.devices.contract import CountingDevice
 from tilewright_server.endpoints.rpc.relay import Relayed
 from tilewright_server.engine.histogram import BOUNDS_NS, Histogram
-from tilewright_server.engine.statistics import OperationCounters, Snapshot
+from tilewright_server.engine.statistics import OperationCounters, PriorityCounters, Snapshot
 from tilewright_server.hosting.monitoring.gpus import GpuStates
 from tilewright_server.service import Service
 
@@ -25,8 +26,10 @@ __all__ = ["Metrics"]
 FRESH_S = 0.25
 """Age up to which a scrape gets what the one before it got: hundreds of scrapers cost no more than one."""
 BOUNDS = tuple(f"{bound / 1e9:.9g}" for bound in BOUNDS_NS)
-Calls = Callable[[], Mapping[tuple[str, str], int]]
-Times = Callable[[], Mapping[str, Histogram]]
+CLASSES = tuple(item.name.lower() for item in Priority)
+"""Values of the label `class`: priorities of clients."""
+Calls = Callable[[], Mapping[tuple[str, str, Priority], int]]
+Times = Callable[[], Mapping[tuple[str, Priority], Histogram]]
 Waiting = Callable[[], Mapping[str, int]]
 Relays = Callable[[], Iterable[Relayed]]
 
@@ -39,13 +42,12 @@ class Metrics:
         service: Service,
         calls: Calls,
         times: Times,
-        classes: Times,
         waiting: Waiting,
         ready: Callable[[], bool],
         relays: Relays,
     ) -> None:
-        """Ended calls by method and code, their times by method, and by their clients' priority, calls that wait for a
-        thread by class, relays before gRPC.
+        """Ended calls by method, code and their clients' priority, their times by method and priority, calls that wait
+        for a thread by kind, relays before gRPC.
 
         Raises ``UnsupportedError`` without the package ``prometheus_client``.
         """
@@ -62,7 +64,7 @@ class Metrics:
         self._core: Any = core
         self._generate = prometheus_client.generate_latest
         self.content_type = prometheus_client.CONTENT_TYPE_LATEST
-        self._service, self._calls, self._times, self._classes = service, calls, times, classes
+        self._service, self._calls, self._times = service, calls, times
         self._waiting, self._ready, self._relays = waiting, ready, relays
         self._gpus = GpuStates()
         self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
@@ -97,15 +99,13 @@ class Metrics:
         yield from self._of_gpus()
 
     def _of_calls(self) -> Iterator[Metric]:
-        yield self._counter(
-            "requests", "gRPC calls that have ended, by method and status code.", self._calls(), "method", "code"
-        )
-        times = {(method,): item for method, item in self._times().items()}
-        yield self._histogram("request_seconds", "Time from the call to its reply.", times, "method")
-        classes = {(name,): item for name, item in self._classes().items()}
-        yield self._histogram("class_request_seconds", "The same, by the priority of clients.", classes, "priority")
+        calls = {(method, code, CLASSES[item]): count for (method, code, item), count in self._calls().items()}
+        text = "gRPC calls that have ended, by method, status code and priority of the client."
+        yield self._counter("requests", text, calls, "method", "code", "class")
+        times = {(method, CLASSES[priority]): item for (method, priority), item in self._times().items()}
+        yield self._histogram("request_seconds", "Time from the call to its reply.", times, "method", "class")
         waiting = {(name,): count for name, count in self._waiting().items()}
-        yield self._gauge("calls_waiting", "Calls that wait for a thread, by class.", waiting, "class")
+        yield self._gauge("calls_waiting", "Calls that wait for a thread, by their kind.", waiting, "kind")
         accepted, refused, paced, now, ended = map(sum, zip((0,) * 5, *self._relays(), strict=True))
         taken = {("accepted",): accepted, ("refused",): refused, ("ended",): ended}
         yield self._counter("connections", "Connections to gRPC through its relays, by result.", taken, "result")
@@ -114,26 +114,36 @@ class Metrics:
 
     def _of_operations(self, operations: Iterable[OperationCounters]) -> Iterator[Metric]:
         by = {(item.name,): item for item in operations}
+        classes = {
+            (item.name, CLASSES[level]): counters
+            for item in by.values()
+            for level, counters in enumerate(item.classes)
+            if counters.counted
+        }
+        ended = {key: item.success for key, item in classes.items()}
+        yield self._counter("executions", "Executions that ended well.", ended, "operation", "class")
+        failures = {
+            (operation, code, name): count
+            for (operation, name), item in classes.items()
+            for code, count in item.failures.items()
+        }
         yield self._counter(
-            "executions", "Executions that ended well.", {key: item.success for key, item in by.items()}, "operation"
-        )
-        failures = {(item.name, code): count for item in by.values() for code, count in item.failures.items()}
-        yield self._counter(
-            "execution_failures", "Executions that failed, by error code.", failures, "operation", "code"
+            "execution_failures", "Executions that failed, by error code.", failures, "operation", "code", "class"
         )
         plans = {(item.name, "hit"): item.plan_hits for item in by.values()}
         plans |= {(item.name, "miss"): item.plan_misses for item in by.values()}
         yield self._counter(
             "plan_requests", "Plans asked for, by whether they were remembered.", plans, "operation", "result"
         )
-        histograms: tuple[tuple[str, str, Callable[[OperationCounters], Histogram]], ...] = (
+        histograms: tuple[tuple[str, str, Callable[[PriorityCounters], Histogram]], ...] = (
             ("queue_seconds", "Time that an execution waited for its device.", lambda item: item.queue),
             ("plan_seconds", "Time to make a plan that was not remembered.", lambda item: item.plan),
             ("build_seconds", "Time that a plan waited for compilers.", lambda item: item.build),
             ("device_seconds", "Time of an execution on its device, all repeats together.", lambda item: item.device),
         )
         for name, text, pick in histograms:
-            yield self._histogram(name, text, {key: pick(item) for key, item in by.items()}, "operation")
+            times = {key: pick(item) for key, item in classes.items()}
+            yield self._histogram(name, text, times, "operation", "class")
         for name, text, values in (
             (
                 "caller_launches",

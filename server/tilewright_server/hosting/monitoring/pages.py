@@ -52,9 +52,7 @@ def http_listener(
     def relays() -> list[Relayed]:
         return [relay.counts() for item in listeners() for relay in item.relays]
 
-    metrics = Metrics(
-        service, traffic.calls, traffic.times, traffic.classes, rpc.waiting, lambda: not readiness.reason, relays
-    )
+    metrics = Metrics(service, traffic.calls, traffic.times, rpc.waiting, lambda: not readiness.reason, relays)
 
     def counted() -> Page:
         return Page(200, metrics.page(), metrics.content_type)

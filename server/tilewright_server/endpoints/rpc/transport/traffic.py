@@ -51,25 +51,19 @@ class Traffic:
         """Calls that take longer than ``slow_s`` seconds are logged; 0: none is."""
         self.slow_s = slow_s
         self.tracer: Tracer | None = None
-        self._calls: dict[tuple[str, str], int] = {}
-        self._times: dict[str, Histogram] = {}
-        self._classes = tuple(Histogram() for _ in Priority)
+        self._calls: dict[tuple[str, str, Priority], int] = {}
+        self._times: dict[tuple[str, Priority], Histogram] = {}
         self._lock = threading.Lock()
 
-    def calls(self) -> dict[tuple[str, str], int]:
-        """Calls that have ended, by method and status code."""
+    def calls(self) -> dict[tuple[str, str, Priority], int]:
+        """Calls that have ended, by method, status code, and the priority of their clients."""
         with self._lock:
             return dict(self._calls)
 
-    def times(self) -> dict[str, Histogram]:
-        """Times of calls that were answered with one message, by method."""
+    def times(self) -> dict[tuple[str, Priority], Histogram]:
+        """Times of calls that were answered with one message, by method and priority."""
         with self._lock:
-            return {method: item.copy() for method, item in self._times.items()}
-
-    def classes(self) -> dict[str, Histogram]:
-        """The same times by the priority of their clients."""
-        with self._lock:
-            return {item.name.lower(): self._classes[item].copy() for item in Priority}
+            return {key: item.copy() for key, item in self._times.items()}
 
     def begun(self, method: str, client: Client, named: Named) -> None:
         """Note in the audit log a call that lasts."""
@@ -89,14 +83,15 @@ class Traffic:
         ``named`` has its id, for the log.
         """
         code = "OK" if refusal is None else refusal.code
+        priority = client.priority
         with self._lock:
-            self._calls[method, code] = self._calls.get((method, code), 0) + 1
+            calls = self._calls.get((method, code, priority), 0)
+            self._calls[method, code, priority] = calls + 1
             if ns is not None:
-                times = self._times.get(method)
+                times = self._times.get((method, priority))
                 if times is None:
-                    times = self._times[method] = Histogram()
+                    times = self._times[method, priority] = Histogram()
                 times.observe(ns)
-                self._classes[client.priority].observe(ns)
         if audit.isEnabledFor(logging.INFO) and (code in DENIED or is_audited(method)):
             self._audit(method, code, client, refusal, named)
         slow = self.slow_s and ns is not None and ns > self.slow_s * 1e9
