@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-re
 DEMO_READY := $(VENV)/.ready-demo
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak planted gates passed test-gpu lint format proto bench wheel clean
+.PHONY: help setup doctor-dev demo test test-rest test-all test-exhaustive soak planted gates passed test-gpu test-gpu-mps lint format proto bench wheel clean
 .DEFAULT_GOAL := help
 # Hundreds of short processes import the project: they need not compile it each time, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
@@ -70,6 +70,9 @@ passed: $(DEV_READY) ## Of `make gates` the second part: extended tests of kerne
 
 test-gpu: $(DEV_READY) ## The tests that need an NVIDIA GPU (and PyTorch built for it in the environment)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS) tests
+
+test-gpu-mps: $(DEV_READY) ## The same under a daemon of NVIDIA's Multi-Process Service that is the tests' own
+	@$(BIN)/python tests/gpu/under_mps.py $(PYTEST_ARGS) tests
 
 lint: $(DEV_READY) ## ruff (rules and format) and mypy (strict)
 	$(BIN)/ruff check .

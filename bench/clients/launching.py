@@ -1,29 +1,36 @@
 """Cost of a launch: in this process, in the server, and of NumPy's or PyTorch's own.
 
-    python bench/clients/launching.py [--target unix:PATH] [--seconds 1]
+    python bench/clients/launching.py [--target unix:PATH] [--seconds 1] [--on cpu,cuda,host] [--mps require]
 
-Starts a server of its own unless a target is given. On a CPU: products of 64 x 64 and some others, as calls on NumPy's
-arrays, by plans, and bound, beside the kernel alone (one call of the library with everything settled) and NumPy. With a
-GPU and PyTorch: loops of products of bf16, alone and each followed by a kernel of PyTorch (``mixed``), and both in a
-CUDA graph. Microseconds for each product, the best of rounds that take turns; of the host for launches that are not
-waited for. The last columns are ratios.
+Starts a server of its own unless a target is given, under the Multi-Process Service if ``--mps`` says so. On a CPU:
+products of 64 x 64 and some others, as calls on NumPy's arrays, by plans, and bound, beside the kernel alone (one call
+of the library with everything settled) and NumPy. With a GPU and PyTorch: loops of products of bf16, alone and each
+followed by a kernel of PyTorch (``mixed``), and both in a CUDA graph. Microseconds for each product, the best of rounds
+that take turns; of the host for launches that are not waited for. The last columns are ratios. At the end the host's
+time of single launches, from Python and from C, with what the driver's own launch of the same kernel costs
+(``bare_launch.cpp``, which needs a C++ compiler).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tilewright as tw
+from tilewright.launch.library import load_library
 from tilewright_tools.cli.private_server import PrivateServer
 
 CPU_SHAPES = [(64, 64, 64), (1, 2048, 2048), (16, 512, 512), (128, 128, 128), (256, 256, 256)]
@@ -140,18 +147,62 @@ def on_gpu(here: tw.Client, there: tw.Client, seconds: float) -> None:
     show(mixed, {"bound / PyTorch": ("bound", "PyTorch"), "gemm / PyTorch": ("gemm", "PyTorch")})
     print("in a CUDA graph of 20 products")
     show(graphs, {"bound / PyTorch": ("bound", "PyTorch"), "mixed": ("bound, mixed", "PyTorch, mixed")})
-    a, b = (torch.randn((64, 64), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
+
+
+def on_host(here: tw.Client) -> None:
+    """The host's time of one launch on a GPU, by each way to make it."""
+    import torch
+
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def operands(*shapes: tuple[int, int]) -> list[Any]:
+        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+
+    a, b, out = operands((64, 64), (64, 64), (64, 64))
     bound = here.plan_gemm(a, b, out=out).bind(a, b, out=out)
-    for name, call in {"bound": bound.launch, "gemm": lambda: here.gemm(a, b, out=out)}.items():
+    long, wide, square = operands((64, 2048), (2048, 64), (64, 64))
+    parts = here.plan_gemm(long, wide, out=square, split_k=16).bind(long, wide, out=square)
+    settled, number = bound._state.here.binding.launch, bound._state.here.binding.handle
+    calls: Calls = {
+        "bound.launch()": bound.launch,
+        "bound()": bound,
+        "client.gemm(a, b, out=c)": lambda: here.gemm(a, b, out=out),
+        "tw_launch by ctypes": lambda: settled(number, stream),
+        "torch.matmul(a, b, out=c)": lambda: torch.matmul(a, b, out=out),
+        "bound.launch(), with a workspace": parts.launch,
+    }
+    print("host time of one launch, us, the least of 200 rounds of 20 that begin with nothing on the GPU")
+    for name, call in calls.items():
         taken = []
         for _ in range(200):
-            settle()
+            torch.cuda.synchronize()
             begun = time.perf_counter()
             for _ in range(20):
                 call()
             taken.append((time.perf_counter() - begun) / 20 * 1e6)
-        print(f"host time of one launch, {name}: {min(taken):.1f} us")
+        print(f"{min(taken):6.2f} {name}")
+    with tempfile.TemporaryDirectory() as folder:
+        times = launch_times(Path(folder))
+        for words, item in {"": bound, ", with a workspace": parts}.items() if times else ():
+            binding, found = item._state.here.binding.handle, (ctypes.c_double * 2)()
+            launch = ctypes.cast(load_library().tw_launch, ctypes.c_void_p)
+            status = times(ctypes.c_void_p(binding), ctypes.c_void_p(stream), launch, 200, 20, found)
+            assert status == 0, f"launches from C failed: {status}"
+            print(f"{found[0]:6.2f} tw_launch from C{words}")
+            print(f"{found[1]:6.2f} cuLaunchKernelEx from C{words}" if found[1] >= 0 else "")
+
+
+def launch_times(folder: Path) -> Any:
+    """The function of ``bare_launch.cpp``; ``None`` without a compiler."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        print("no C++ compiler: launches from C are not measured")
+        return None
+    native, made = Path(__file__).resolve().parents[2] / "native", folder / "bare_launch.so"
+    includes = [f"-I{native / name}" for name in ("include", "runtime")]
+    source = str(Path(__file__).with_name("bare_launch.cpp"))
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", *includes, source, "-ldl", "-o", str(made)], check=True)
+    return ctypes.CDLL(str(made)).launch_times
 
 
 def graph_of(torch: Any, call: Callable[[], object]) -> Any:
@@ -193,9 +244,9 @@ def first_use(target: str) -> None:
 
 
 @contextlib.contextmanager
-def clients(target: str) -> Iterator[tuple[tw.Client, tw.Client, str]]:
+def clients(target: str, mps: str) -> Iterator[tuple[tw.Client, tw.Client, str]]:
     with contextlib.ExitStack() as stack:
-        place = target or stack.enter_context(PrivateServer())
+        place = target or stack.enter_context(PrivateServer(("--mps", mps), timeout=60))
         here, there = (stack.enter_context(tw.connect(place, launch=who)) for who in ("caller", "server"))
         yield here, there, place
 
@@ -204,18 +255,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row")
+    parser.add_argument(
+        "--on",
+        type=lambda text: text.split(","),
+        default=["cpu", "cuda", "host"],
+        help="of cpu, cuda and host, which is the host's time of launches on a GPU",
+    )
+    parser.add_argument("--mps", choices=("off", "auto", "require"), default="off")
     given = parser.parse_args()
-    with clients(given.target) as (here, there, place):
-        on_cpu(here, there, given.seconds)
-        first_use(place)
-        if any(item.kind == "cuda" for item in here.session.devices):
+    with clients(given.target, given.mps) as (here, there, place):
+        if "cpu" in given.on:
+            on_cpu(here, there, given.seconds)
+            first_use(place)
+        if {"cuda", "host"} & set(given.on) and any(item.kind == "cuda" for item in here.session.devices):
             try:
                 import torch
             except ModuleNotFoundError:
                 print("no PyTorch: nothing is measured on the GPU")
                 return
-            if torch.cuda.is_available():
+            if not torch.cuda.is_available():
+                return
+            if "cuda" in given.on:
                 on_gpu(here, there, given.seconds)
+            if "host" in given.on:
+                on_host(here)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,39 @@ with warnings.catch_warnings(record=True) as found:
         tw.connect(sys.argv[1]).close()
 print(sum("Multi-Process Service" in str(item.message) for item in found))
 """
+BYSTANDER = """
+import sys
+import tilewright as tw
+client = tw.connect(sys.argv[1], launch="caller")
+import torch
+a = torch.eye(64, device="cuda")
+assert torch.equal(client.gemm(a, a), a)
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    for _ in range(100):
+        client.gemm(a, a)
+        torch.cuda.synchronize()
+    print("whole")
+except (RuntimeError, tw.TilewrightError) as error:
+    print("lost")
+"""
+FAULTY = """
+import sys
+import tilewright as tw
+client = tw.connect(sys.argv[1], launch="caller")
+import torch
+a, out = torch.eye(64, device="cuda"), torch.empty(64, 64, device="cuda")
+client.gemm(a, a, out=out)
+plan = client.plan_gemm(a, a, out=out)
+assert plan(a, a, out=out) is out
+opened = plan._state.here.plan
+opened.run(opened.pack(a.data_ptr(), a.data_ptr(), 1 << 44), torch.cuda.current_stream().cuda_stream)
+try:
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print("fault" if "illegal" in str(error) or "launch failure" in str(error) else error)
+"""
 
 
 @pytest.fixture
@@ -86,3 +119,22 @@ def test_clients_run_beside_the_server_and_the_daemon_ends_with_it(server: Any, 
         time.sleep(0.1)
     assert not folder.exists()
     assert not ask(pipe, "get_server_list")
+
+
+def test_a_fault_takes_those_who_share_the_gpu_and_new_processes_are_served(server: Any) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    process, target = server
+    assert said_by(CLIENT, target)[1] == "server"
+    command = [sys.executable, "-c", BYSTANDER, target]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bystander:
+        assert bystander.stdout is not None
+        assert bystander.stdout.readline() == "ready\n"
+        assert said_by(FAULTY, target) == ["fault"]
+        assert bystander.communicate("\n", timeout=90)[0] == "lost\n"
+    deadline = time.monotonic() + 90
+    while True:
+        done = subprocess.run([sys.executable, "-c", CLIENT, target], capture_output=True, text=True, timeout=90)
+        if done.returncode == 0 or time.monotonic() > deadline:
+            break
+    assert done.returncode == 0, done.stderr
+    assert process.poll() is None

@@ -115,8 +115,8 @@ class Bound:
         does until ``Launch.wait`` or ``Launch.synchronize``. On a CPU it is run, and is over when this returns.
         """
         state, place = self._state, None if stream is None else stream_handle(stream)
-        if state.is_here():
-            return Launch(state.launch_here(place), state.result)
+        if (here := state.launch_here(place)) is not None:
+            return Launch(here, state.result)
         if (go := state.quick()) is not None:
             try:
                 return Launch(state.launch_now(go, place, wait), state.result)

@@ -116,15 +116,26 @@ tw_status give_object(const tw_bundle* bundle, const uint8_t sha256[32]) {
   return status;
 }
 
-tw_status open_plan(const tw_bundle* bundle, const BundleEntry& entry, tw_plan** plan) {
+// Opens a plan without its code objects.
+tw_status read_plan(const tw_bundle* bundle, const BundleEntry& entry, tw_plan** plan) {
   void* const data = malloc(entry.bytes ? entry.bytes : 1);
   if (!data) return fail(TW_NO_MEMORY, "host_memory", "free memory", "no memory for a plan");
-  tw_status status = read_at(bundle->fd, data, entry.bytes, entry.offset) ? tw_plan_open(data, entry.bytes, plan)
-                                                                         : damaged("it is cut short");
+  const tw_status status = read_at(bundle->fd, data, entry.bytes, entry.offset) ? tw_plan_open(data, entry.bytes, plan)
+                                                                               : damaged("it is cut short");
   free(data);
-  for (uint32_t i = 0; !status && i < (*plan)->header->objects; i++) status = give_object(bundle, (*plan)->objects[i].sha256);
-  if (status && *plan) tw_plan_close(*plan), *plan = nullptr;
   return status;
+}
+
+tw_status give_objects(const tw_bundle* bundle, tw_plan** plan) {
+  tw_status status = TW_OK;
+  for (uint32_t i = 0; !status && i < (*plan)->header->objects; i++) status = give_object(bundle, (*plan)->objects[i].sha256);
+  if (status) tw_plan_close(*plan), *plan = nullptr;
+  return status;
+}
+
+tw_status open_plan(const tw_bundle* bundle, const BundleEntry& entry, tw_plan** plan) {
+  const tw_status status = read_plan(bundle, entry, plan);
+  return status ? status : give_objects(bundle, plan);
 }
 
 // True if the plan's device is there: this CPU, or the GPU of the current context.
@@ -206,9 +217,12 @@ tw_status tw_bundle_find(tw_bundle* bundle, const char* name, tw_plan** plan) {
   const bool seen = end > low;
   while (end-- > low) {
     tw_plan* found;
-    const tw_status status = open_plan(bundle, bundle->entries[end], &found);
+    tw_status status = read_plan(bundle, bundle->entries[end], &found);
     if (status) return status;
-    if (runs_here(found)) return *plan = found, TW_OK;
+    if (runs_here(found)) {  // code for other devices stays in the file
+      status = give_objects(bundle, &found);
+      return *plan = found, status;
+    }
     tw_plan_close(found);
   }
   return seen ? fail(TW_WRONG_DEVICE, "bundle_arch", "build the bundle for this machine's architecture too",

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 import tilewright_arch
+from tilewright.errors import UnsupportedError
 from tilewright.launch.library import Library, OperandInfo, PlanInfo, load_library
 from tilewright.types.addresses import address_of
+from tilewright_kit.contract.bundle import BundlePlan, write_bundle
 from tilewright_tools.cli import main
 
 F = np.float32
@@ -144,6 +146,22 @@ def test_a_plan_whose_code_was_not_given_is_refused_when_it_is_loaded(library: L
     handle = library.open_plan(sealed(data))
     refused(library, library._native.tw_plan_load(handle), "object_missing")
     library.close_plan(handle)
+
+
+def test_code_for_another_processor_stays_in_the_file(library: Library, bundle: Path, tmp_path: Path) -> None:
+    data, whole, code = plan_bytes(bundle), bundle.read_bytes(), b"code for another processor"
+    data[FEATURES_AT : FEATURES_AT + 4] = data[OPERATION_AT : OPERATION_AT + 4]
+    place = BUNDLE_HEADER.size + BUNDLE_ENTRY.size
+    sha256 = hashlib.sha256(code).digest()
+    at = data.index(whole[place : place + OBJECT_DIGEST])
+    data[at : at + OBJECT_DIGEST] = sha256
+    write_bundle(tmp_path / "other.twb", [BundlePlan("product", "elsewhere", sealed(data), {sha256: code})])
+    handle = library.open_bundle(tmp_path / "other.twb")
+    with pytest.raises(UnsupportedError) as caught:
+        library.find_in_bundle(handle, "product")
+    assert caught.value.rule == "bundle_arch" and not library.knows(sha256)
+    library.verify_bundle(handle)  # which does read it
+    library.close_bundle(handle)
 
 
 def test_indices_and_names_that_are_none_are_refused(library: Library, opened: int, plan: int) -> None:

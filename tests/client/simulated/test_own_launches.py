@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import shutil
 from typing import Any
 
@@ -99,3 +100,30 @@ def test_calls_at_addresses_that_come_again_are_bound_and_all_are_counted(target
             client.gemm(a, b, out=outs[0])
         (found,) = [item for item in client.kernels.statistics()["operations"] if item["name"] == "gemm"]
         assert found["caller_launches"] == before + 5
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_bound_launch_asks_the_system_for_nothing_and_knows_its_stream(
+    target: str, gpu: Gpu, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = gpu.allocate(4 * PART)
+    a, b, out = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(3))
+    with tw.connect(target, launch="caller") as client:
+        bound = client.plan_gemm(a, b, out=out).bind(a, b, out=out)
+        bound.launch().synchronize()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", None)  # in a sandbox this call takes as long as all of a launch
+            first, own = torch.current, gpu.stream()
+            release = gpu.hold(own)
+            free, torch.current = bound.launch(), own
+            held, elsewhere = bound.launch(), bound.launch(stream=first)
+            assert client.report.placement == "caller"  # type: ignore[union-attr]
+            assert [free.synchronize(), elsewhere.synchronize()] == [out, out]
+            assert free.done and elsewhere.done and not held.done
+            release()
+            assert held.synchronize() is out
+        assert bound._state.is_here()
+        child = os.fork()
+        if not child:
+            os._exit(int(bound._state.is_here()))  # its parent's GPU is none of its own
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -19,9 +19,9 @@ from tilewright.dispatch.bindings.binding import Launched, launch_stream, leader
 from tilewright.dispatch.operands.operands import check_output
 from tilewright.dispatch.operands.slots import Slot, single
 from tilewright.errors import InternalError, TilewrightError, UnsupportedError, from_detail
-from tilewright.gpu.driver import GpuDriver
+from tilewright.gpu.driver import LEGACY_STREAM, GpuDriver
 from tilewright.gpu.registry import driver_of
-from tilewright.gpu.streams import current_stream
+from tilewright.gpu.streams import current_stream, stream_reader
 from tilewright.launch.library import NO_CONTEXT, load_library
 from tilewright.launch.opened import OpenedPlan
 from tilewright.launch.page import LaunchPage
@@ -39,6 +39,17 @@ __all__ = ["BoundInPlace", "InPlace", "opened_plan"]
 MAX_OBJECT = 1 << 30
 """Bytes of a code object, far beyond any."""
 _page_lock = threading.Lock()
+_forks = 0
+"""Forks between this process and the one that the module was imported in. (Asking for the process's number instead is
+a system call for every launch, which in a sandbox takes as long as the rest.)"""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 class InPlace:
@@ -56,7 +67,8 @@ class InPlace:
         self.outputs = tuple(outputs)
         self._uuid = uuid_digits(uuid)
         self._ordinals: dict[int, bool] = {}
-        self._several = True
+        self.several = True
+        """False if this process has one GPU only."""
         self._loaded = plan.on_cpu
         self._used: set[tuple[str, int]] = set()
         """Kind and ordinal of the GPU that it was launched on."""
@@ -151,7 +163,7 @@ class InPlace:
             if known is None:
                 gpu = tensor.gpu
                 known = not self._uuid or uuid_digits(gpu.label(tensor.ordinal)) == self._uuid
-                self._several = gpu.device_count() > 1
+                self.several = gpu.device_count() > 1
                 self._ordinals[tensor.ordinal] = known
                 if known:
                     self._used.add((tensor.kind, tensor.ordinal))
@@ -177,7 +189,7 @@ class InPlace:
 
     def run_again(self, gpu: GpuDriver, ordinal: int, places: tuple[int, ...], handle: int) -> int:
         """The status of a launch on addresses, of which some come again and again, on a stream by its handle."""
-        if not self._several:
+        if not self.several:
             status = self.plan.run_again(places, handle)
             if status != NO_CONTEXT:
                 return status
@@ -185,7 +197,7 @@ class InPlace:
 
     def in_context(self, gpu: GpuDriver, ordinal: int, launch: Callable[[], int]) -> int:
         """The status of a launch with its device current."""
-        if not self._several or gpu.is_current(ordinal):
+        if not self.several or gpu.is_current(ordinal):
             status = launch()
             if status != NO_CONTEXT:
                 return status
@@ -197,13 +209,14 @@ class BoundInPlace:
     """A plan with its operands, in this process. A ``Go``."""
 
     __slots__ = (
+        "_current",
+        "_default",
+        "_forks",
         "_gpu",
         "_handle",
+        "_last",
         "_launch",
-        "_library",
         "_ordinal",
-        "_pid",
-        "_stream",
         "binding",
         "here",
         "keep",
@@ -213,8 +226,12 @@ class BoundInPlace:
 
     _gpu: GpuDriver
     _ordinal: int
-    _library: str
-    _stream: int
+    _current: Callable[[], int]
+    """The stream that is current now; 0 for the default one."""
+    _default: int
+    """The driver's handle of the default stream."""
+    _last: Launched
+    """The outcome of the last launch on a GPU. All on one stream have the same."""
 
     def __init__(self, here: InPlace, values: Sequence[Any]) -> None:
         """Raises as ``InPlace.launch`` does."""
@@ -228,36 +245,44 @@ class BoundInPlace:
             addresses, self.result, self.tensors = here.device_operands(values)
             self.keep = list(self.tensors)
             lead = leader(self.tensors)
-            self._library, self._stream = lead.library, lead.stream
             self._gpu, self._ordinal = lead.gpu, lead.ordinal
+            named: Callable[[], int] = functools.partial(int, lead.stream)
+            self._current = stream_reader(lead.library, lead.ordinal) if lead.library else named
+            self._default = self._gpu.handle(LEGACY_STREAM)
+            self._last = Launched(stream=LEGACY_STREAM, gpu=self._gpu, ordinal=self._ordinal)
             with self._gpu.current(self._ordinal):
                 self.binding = plan.bind(addresses)
         self._handle = self.binding.handle
         self._launch = self.binding.launch
-        self._pid = os.getpid()
+        self._forks = _forks
 
     @property
     def valid(self) -> bool:
         """True unless this is a forked child and the operands are on the parent's GPU."""
-        return not self.tensors or self._pid == os.getpid()
+        return self._forks == _forks or not self.tensors
 
     def __call__(self, stream: int | None = None, wait: bool = True) -> Launched:  # noqa: ARG002 - it is in order
         """Raises what the library finds wrong."""
         if not self.tensors:
             return Launched(self.run())
         place = self.enqueue(stream)
-        return Launched(stream=place, gpu=self._gpu, ordinal=self._ordinal)
+        last = self._last
+        if last.stream != place:
+            last = self._last = Launched(stream=place, gpu=self._gpu, ordinal=self._ordinal)
+        return last
 
     def enqueue(self, stream: int | None = None) -> int:
         """Launch on a stream of the GPU, by default the current one; returns which it was."""
-        launch, number = self._launch, self._handle
-        place = stream
-        if place is None:
-            place = current_stream(self._library, self._ordinal) if self._library else self._stream
-        handle = self._gpu.handle(place)
-        status = self.here.in_context(self._gpu, self._ordinal, functools.partial(launch, number, handle))
+        place = self._current() or LEGACY_STREAM if stream is None else stream
+        handle = self._default if place == LEGACY_STREAM else place
+        here = self.here
+        # The host's time decides how fast small kernels follow: with one GPU nothing is asked beforehand.
+        status: int = NO_CONTEXT if here.several else self._launch(self._handle, handle)
+        if status == NO_CONTEXT:
+            launch = functools.partial(self._launch, self._handle, handle)
+            status = here.in_context(self._gpu, self._ordinal, launch)
         if status:
-            raise self.here.plan.error(status)
+            raise here.plan.error(status)
         return place
 
     def run(self) -> int:

@@ -29,7 +29,6 @@ from tilewright.tensor.interop import DeviceTensor
 from tilewright.transport import messages, rpc
 from tilewright.transport.launch_connections import NoLaneError
 from tilewright.transport.rpc import Flow, Rpc
-from tilewright.types.report import Report
 
 __all__ = ["BoundState", "run_many"]
 
@@ -55,6 +54,8 @@ class BoundState:
         """The binding in this process, if that is where it is launched."""
         self._report = plan.report
         """The report of the plan that is bound here, which stays when the plan takes a better kernel."""
+        self._launched_here = functools.partial(launch_report, plan.report, 0, "caller")
+        """The report of a launch on a GPU in this process."""
         self._queued = functools.partial(launch_report, plan.report, 0)
         """The report of a launch that was not waited for."""
         self._kept_until = 0.0
@@ -80,6 +81,7 @@ class BoundState:
                 plan.fail_here(error)
             else:
                 self.result, self._report = self.views.tensor(self.here.result), plan.report
+                self._launched_here = functools.partial(launch_report, plan.report, 0, "caller")
                 return self
         yield from self.loaded()
         return self
@@ -90,11 +92,17 @@ class BoundState:
         """True if it is launched in this process."""
         return self.here is not None and self.here.valid and not self.plan.closed and not self.plan.core.closed
 
-    def launch_here(self, stream: int | None = None) -> Launched:
-        """Launch it here, where it must be. Raises what the library finds wrong."""
-        here: Any = self.here
-        launched: Launched = here(stream)
-        self.plan.core.report = functools.partial(launch_report, self._report, launched.device_ns, "caller")
+    def launch_here(self, stream: int | None = None) -> Launched | None:
+        """Launch it in this process, if that is where it is launched. Raises what the library finds wrong."""
+        here, plan = self.here, self.plan
+        if here is None or plan.closed or plan.core.closed or not here.valid:
+            return None
+        launched = here(stream)
+        plan.core.report = (
+            self._launched_here
+            if here.tensors
+            else functools.partial(launch_report, self._report, launched.device_ns, "caller")
+        )
         return launched
 
     def run_here(self) -> bool:
@@ -110,9 +118,6 @@ class BoundState:
         else:
             plan.core.report = functools.partial(launch_report, self._report, here.run(), "caller")
         return True
-
-    def _launched_here(self) -> Report:
-        return launch_report(self._report, 0, "caller")
 
     def sendable(self) -> Flow[Loaded]:
         """The execution for a message. Arrays of this process alone are copied, as those of a call are."""
@@ -243,8 +248,8 @@ class BoundState:
 
     def launch(self, stream: int | None, wait: bool) -> Flow[Launched]:
         """Launch it, or run it to its end where launches are not asynchronous."""
-        if self.is_here():
-            return self.launch_here(stream)
+        if (here := self.launch_here(stream)) is not None:
+            return here
         launched = yield from self.launched(stream, wait)
         if launched is not None:
             return launched
