@@ -13,9 +13,15 @@ from pathlib import Path
 
 from tilewright_emulator.code.compiler import compiler, have_objdump, tool
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def have(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
+
+
+def programs(*names: str) -> bool:
+    return all(map(shutil.which, names))
 
 
 def tools(folder: Path) -> list[tuple[str, bool, str, str]]:
@@ -48,6 +54,26 @@ def tools(folder: Path) -> list[tuple[str, bool, str, str]]:
             f"{venv} 'tilewright[cuda]'",
         ),
         ("buf", shutil.which("buf") is not None, "lint of the protocol's files", "npm install -g @bufbuild/buf"),
+        (
+            "perf_analyzer",
+            (ROOT / ".tools" / "perf-analyzer" / "perf_analyzer").exists(),
+            "Triton's client in C++ against the server",
+            f"{sys.executable} scripts/get_perf_analyzer.py",
+        ),
+        (
+            "gRPC for C++",
+            programs("protoc", "grpc_cpp_plugin", "pkg-config", "g++"),
+            "examples/grpc in C++",
+            "apt-get install protobuf-compiler protobuf-compiler-grpc libgrpc++-dev pkg-config g++",
+        ),
+        (
+            "gRPC for Go",
+            programs("protoc", "go", "protoc-gen-go", "protoc-gen-go-grpc"),
+            "examples/grpc in Go",
+            "apt-get install golang-go golang-google-grpc-dev protoc-gen-go-grpc golang-goprotobuf-dev",
+        ),
+        ("Node.js and npm", programs("node", "npm"), "examples/grpc in JavaScript, and buf", "https://nodejs.org"),
+        ("podman", programs("podman"), "container images, built and run", "apt-get install podman"),
         ("ziglang", have("ziglang"), "CPU kernels built by a second compiler and for AArch64", f"{venv} ziglang"),
         (
             "PyTorch",

@@ -45,15 +45,21 @@ def cpp(folder: Path) -> Client:
     plugin = f"--plugin=protoc-gen-grpc={shutil.which('grpc_cpp_plugin')}"
     run("protoc", f"-I{ROOT / 'proto'}", f"--cpp_out={folder}", f"--grpc_out={folder}", plugin, *PROTOS)
     flags = run("pkg-config", "--cflags", "--libs", "grpc++", "protobuf").split()
-    wanted = ("dispatch", "memory", "operations", "tensor", "error")
-    stubs = [path for path in (folder / "tilewright" / "v1").glob("*.cc") if path.name.split(".")[0] in wanted]
-    # The headers of gRPC take longest: one unit has all that includes them.
-    unit = folder / "calls.cc"
-    calls = [EXAMPLES / "cpp" / "main.cpp", *(path for path in sorted(stubs) if path.name.endswith(".grpc.pb.cc"))]
-    unit.write_text("".join(f'#include "{path}"\n' for path in calls))
-    units = [unit, *(path for path in sorted(stubs) if path not in calls)]
+    # The headers of gRPC and protobuf take longest: one unit has all that includes them.
+    stubs = folder / "tilewright" / "v1"
+    lines = [f'#include "{EXAMPLES / "cpp" / "main.cpp"}"']
+    for name in ("dispatch", "memory", "operations", "tensor", "error"):
+        if (calls := stubs / f"{name}.grpc.pb.cc").exists():
+            lines.append(f'#include "{calls}"')
+        tables = ("schemas", "file_default_instances")  # each file of stubs has its own
+        lines += [f"#define {table} {table}_of_{name}" for table in tables]
+        lines.append(f'#include "{stubs / f"{name}.pb.cc"}"')
+        lines += [f"#undef {table}" for table in tables]
+    unit = folder / "all.cc"
+    unit.write_text("\n".join(lines) + "\n")
+    compiler = next(filter(shutil.which, (*(f"clang++-{release}" for release in (22, 21, 20, 19)), "g++")))
     program = folder / "product"
-    run("g++", "-std=c++17", "-O0", f"-I{folder}", *units, *flags, "-o", program)
+    run(compiler, "-std=c++17", "-O0", "-w", f"-I{folder}", unit, *flags, "-o", program)
     return lambda address: run(program, address)
 
 
