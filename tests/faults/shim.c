@@ -22,8 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAP = 1, TRUNCATE = 2, OPEN = 4, WRITE = 8, READ = 16, FORK = 32, SOCKET = 64, THREAD = 128, CLOCK = 256, ALLOC = 512 };
-enum { FAIL = 0, KILL = 1, SHORT = 2, PAUSE = 3, EXIT = 4, JUMP = 5 };
+enum { MAP = 1, TRUNCATE = 2, OPEN = 4, WRITE = 8, READ = 16, FORK = 32, SOCKET = 64, THREAD = 128, CLOCK = 256, ALLOC = 512,
+       DRIVER = 1024 };
+enum { FAIL = 0, KILL = 1, SHORT = 2, PAUSE = 3, EXIT = 4, JUMP = 5, LOSE = 6 };
 enum { SERVER = 0, WORKER = 1, OTHER = 2 };
 
 struct control {
@@ -284,4 +285,12 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
         now->tv_sec += control->jumped;
     }
     return status;
+}
+
+/* Calls of a simulated GPU's driver, which asks here: a result; one below 0 means that all later calls have it too. */
+int tw_driver_step(void) {
+    struct control *c = control;
+    if (!fails(DRIVER, HERE))
+        return 0;
+    return c->what == LOSE ? -(int)c->code : (int)c->code;
 }

@@ -42,10 +42,19 @@ enum {
 static pthread_mutex_t lock;
 static __thread int current = FIRST_DEVICE;  // the device whose context it is, counted from 1
 static int sticky;
+// Of whoever makes calls fail (tests/faults/shim.c), if anybody does: the result of this one; below 0, of all from now.
+__attribute__((weak)) int tw_driver_step(void);
+static R injected(void) {
+  const int r = tw_driver_step ? tw_driver_step() : 0;
+  if (r < 0) sticky = -r;
+  return r < 0 ? -r : r;
+}
 #define ENTER                                            \
   if (!current) return INVALID_CONTEXT;                  \
   Guard guard __attribute__((cleanup(leave))) = enter(); \
-  if (sticky) return sticky
+  if (sticky) return sticky;                             \
+  const R refused = injected();                          \
+  if (refused) return refused
 typedef int Guard;
 static Guard enter(void) {
   pthread_mutex_lock(&lock);
