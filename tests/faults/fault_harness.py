@@ -28,6 +28,7 @@ from tilewright_proto.v1 import memory_pb2 as mp
 
 __all__ = [
     "FAKE",
+    "SPARE",
     "Control",
     "Fault",
     "Kind",
@@ -178,15 +179,16 @@ def survives(
     steps: Iterator[int],
     patience: float = REST_S,
     spare: Held = SPARE,
+    also: Callable[[], int] = lambda: 0,
 ) -> int:
     """Run a scenario with the first, the second, ... call failing, until it passes without a failure. Each time its
     result is right or its error has a type, the server answers within a second, and it holds what it held before.
-    Returns how many calls were made to fail.
+    Returns how many calls were made to fail. ``also`` counts what else must not grow.
     """
     for _ in range(3):  # threads and caches that stay
         scenario(server.addresses[0])
     rest(server)
-    before = held(server)
+    before, counted = held(server), also()
     fired = 0
     for step in steps:
         with control.armed(fault, step):
@@ -201,6 +203,7 @@ def survives(
             f"{where}: more {excess(held(server), before, spare)}: {before} became {held(server)}: "
             f"{server.descriptors()}"
         )
+        assert eventually(lambda: also() <= counted, patience), f"{where}: {counted} became {also()}"
         if not failed:
             break
     typed(lambda: scenario(server.addresses[0]), None)
@@ -234,7 +237,9 @@ def typed(work: Callable[[], None], fault: Fault | None) -> None:
         assert fault is not None, detail
         assert detail.code not in ("", "internal"), detail
     except (ConnectionError, TimeoutError, BrokenPipeError) as error:
-        assert fault is not None and fault.kind & (Kind.SOCKET | Kind.OPEN | Kind.THREAD), error
+        assert fault is not None, error
+        ends = fault.what in (What.KILL, What.LOSE, What.PAUSE)  # of a process, a device, a session
+        assert ends or fault.kind & (Kind.SOCKET | Kind.OPEN | Kind.THREAD), error
         raise Broken from None
 
 

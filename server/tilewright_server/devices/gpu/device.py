@@ -88,7 +88,11 @@ class GpuDevice:
         lane = self._borrow()
         try:
             address = lane.zeroed(size)
-            lane.synchronize()
+            try:
+                lane.synchronize()
+            except TilewrightError:
+                lane.give_back(address)
+                raise
         finally:
             self._give_back(lane)
         return self._own(Buffer(address, nbytes, _Owned("pool")))
@@ -99,12 +103,16 @@ class GpuDevice:
         size = self._size(nbytes)
         self._graveyard.reap()
         address = self._memory.take_shareable(size)
-        lane = self._borrow()
         try:
-            self._driver.check(self._driver.api.fill(address, size, lane.stream))
-            lane.synchronize()
-        finally:
-            self._give_back(lane)
+            lane = self._borrow()
+            try:
+                self._driver.check(self._driver.api.fill(address, size, lane.stream))
+                lane.synchronize()
+            finally:
+                self._give_back(lane)
+        except TilewrightError:
+            self._memory.give_back_shareable(address)
+            raise
         return self._own(Buffer(address, nbytes, _Owned("shared")))
 
     def free(self, buffer: Buffer) -> None:

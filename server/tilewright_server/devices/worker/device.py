@@ -196,7 +196,7 @@ class WorkerDevice:
             if not self._life.lost:
                 return self._life
             if self._failure is not None and time.monotonic() < self._failure[1]:
-                raise self._failure[0]
+                raise self._failure[0].with_traceback(None)  # else it keeps the frames of all that it was raised to
             starting = self._starting or self._start_again()
         if not wait((starting,), max(0.0, self._started + RESTART_S - time.monotonic())).done:
             raise UnavailableError(
@@ -234,7 +234,7 @@ class WorkerDevice:
             self._starting = None
             was_closed = self._closed
             if not was_closed:
-                self._life = fresh
+                self._life, self._failure = fresh, None
                 self.generation += 1
         if was_closed:
             fresh.close()

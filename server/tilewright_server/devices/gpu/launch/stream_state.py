@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.devices.gpu.driver import GpuDriver
 from tilewright_server.devices.gpu.launch.stages import BoundLaunch
 from tilewright_server.devices.gpu.memory.pool import Memory
@@ -102,7 +103,11 @@ class Lane:
         """Address of zeroed memory of the pool, for work on this stream."""
         driver, api = self.driver, self.driver.api
         address = self._memory.take(nbytes, self.stream)
-        driver.check(api.fill(address, nbytes, self.stream))
+        try:
+            driver.check(api.fill(address, nbytes, self.stream))
+        except TilewrightError:
+            self.give_back(address)
+            raise
         return address
 
     def take(self, nbytes: int) -> int:
