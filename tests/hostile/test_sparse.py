@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from hostile_servers import GEMM, PAGE, WAIT_S, SparseFile, bystander_lives, limited_group
-from rpc_harness import FAKE, Client, ServerProcess, detail_of, in_buffer, in_region, inline, refused
+from rpc_harness import FAKE, Client, MemoryFile, ServerProcess, detail_of, in_buffer, in_region, inline, refused
 
 from tilewright_proto.inference import inference_pb2 as ip
+from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import memory_pb2 as mp
+from tilewright_server.memory.shm import Mapping
 
 GIB = 1 << 30
 
@@ -73,6 +78,121 @@ def test_a_container_that_is_smaller_than_what_clients_share_is_not_filled(tmp_p
             assert not client.dispatch.Execute(execution, timeout=WAIT_S).results[0].HasField("error")
         bystander_lives(server.addresses[0])
         file.close()
+
+
+PUNCH_HOLE = 0x1 | 0x2
+"""``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`` of <linux/falloc.h>."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def needs_guard() -> None:
+    file = SparseFile(PAGE)
+    mapping = Mapping(file.fd, PAGE)
+    guarded = mapping.is_guarded
+    mapping.close()
+    file.close()
+    if not guarded:
+        pytest.skip("the system does not allow userfaultfd, or libtilewright is not built")
+
+
+def punch(file: SparseFile, offset: int, nbytes: int) -> None:
+    assert _libc.fallocate(file.fd, PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(nbytes)) == 0
+
+
+def test_pages_that_a_client_takes_away_after_the_look_are_not_made_anew(tmp_path: Path) -> None:
+    """The server looks at pages once; a client could punch them out then, and have them charged to the server."""
+    needs_guard()
+    with ServerProcess(tmp_path) as server:
+        for way in ("batch", "binding", "read"):
+            with Client(server.addresses[0]) as client:
+                _uses_no_page_that_was_taken_away(client, way)
+
+
+def _uses_no_page_that_was_taken_away(client: Client, way: str) -> None:
+    nbytes = 16 << 20
+    file, good = SparseFile(2 * nbytes), MemoryFile(nbytes)
+    os.pwrite(file.fd, bytes(2 * nbytes), 0)
+    region = client.register(file).region
+    plan = client.plan(nbytes // 4)
+    buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=nbytes)).buffer
+    execution = client.execution(plan, in_buffer(buffer), in_region(region))
+    bound = client.dispatch.Bind(client.binding(plan, in_buffer(buffer), in_region(region))).binding
+    launch = dp.ExecuteRequest(session=client.token, executions=[dp.Execution(binding=bound)])
+    assert (rule_of(client, execution), rule_of(client, launch)) == ("", "")
+    kept = file.kept
+    punch(file, nbytes // 2, nbytes // 4)
+    assert file.kept == kept - nbytes // 4
+    with refused("invalid_argument", "region_populated") as told:
+        if way == "read":
+            target = in_region(region).region
+            client.memory.ReadBuffer(
+                mp.ReadBufferRequest(session=client.token, buffer=buffer, bytes=nbytes, region=target)
+            )
+        else:
+            client.dispatch.Execute(execution if way == "batch" else launch)
+    assert "taken away" in told[0].message
+    assert file.kept == kept - nbytes // 4
+    assert (rule_of(client, execution), rule_of(client, launch)) == ("region_id", "binding_id")
+    # Other memory of the session is of use as before, and so is this, once it is registered again.
+    for place in (in_region(client.register(good).region), in_region(client.register(file).region, nbytes)):
+        assert rule_of(client, client.execution(plan, in_buffer(buffer), place)) == ""
+    file.close()
+    good.close()
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_client_that_takes_pages_away_all_the_time_does_not_fill_the_servers_container(
+    tmp_path: Path, sealed: bool
+) -> None:
+    """One file after the other is written by the server while its owner punches it: more than the server may have."""
+    needs_guard()
+    nbytes, rules = 64 << 20, set()
+    with (
+        limited_group("memory", "memory.max", 700_000_000) as group,
+        ServerProcess(tmp_path, [*group, *FAKE]) as server,
+        Client(server.addresses[0]) as client,
+        contextlib.ExitStack() as files,
+    ):
+        plan = client.plan(nbytes // 4)
+        buffer = client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=nbytes)).buffer
+        for _ in range(14):
+            file = SparseFile(nbytes, sealed=sealed)
+            files.callback(file.close)
+            os.pwrite(file.fd, bytes(nbytes), 0)
+            execution = client.execution(plan, in_buffer(buffer), in_region(client.register(file).region))
+            assert rule_of(client, execution) == ""
+            with punched(file, nbytes):
+                rules |= {rule_of(client, execution) for _ in range(5)}
+            assert file.kept == 0
+        assert "region_populated" in rules and rules <= {"", "region_populated", "region_id"}
+        bystander_lives(server.addresses[0])
+
+
+@contextlib.contextmanager
+def punched(file: SparseFile, nbytes: int) -> Iterator[None]:
+    """Take all pages away, again and again."""
+    ended = threading.Event()
+
+    def punch_on() -> None:
+        while not ended.is_set():
+            punch(file, 0, nbytes)
+
+    puncher = threading.Thread(target=punch_on)
+    puncher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        puncher.join()
+
+
+def rule_of(client: Client, execution: dp.ExecuteRequest) -> str:
+    """Rule of the error of one execution; empty if there is none."""
+    try:
+        return client.dispatch.Execute(execution).results[0].error.rule
+    except grpc.RpcError as error:
+        return detail_of(error).rule
 
 
 @pytest.mark.extended

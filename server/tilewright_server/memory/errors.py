@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tilewright_kit.types.errors import AccessError, NotFoundError
+from tilewright_kit.types.errors import AccessError, DeadlineError, InvalidArgumentError, NotFoundError
 
-__all__ = ["not_over_tcp", "unknown", "unknown_session"]
+__all__ = ["empty_buffer", "not_over_tcp", "still_used", "unknown", "unknown_session"]
 
 
 def unknown(kind: str, item_id: int) -> NotFoundError:
@@ -33,4 +33,20 @@ def not_over_tcp() -> AccessError:
         field="source",
         rule="region_transport",
         fix="connect over the server's Unix socket, or send operands inline or in resident buffers",
+    )
+
+
+def empty_buffer(nbytes: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a buffer has at least one byte", field="bytes", value=nbytes, rule="buffer_size", fix="ask for one or more"
+    )
+
+
+def still_used(kind: str, item_id: int) -> DeadlineError:
+    return DeadlineError(
+        f"work in flight still uses the {kind}; it goes when that work is done",
+        field=kind,
+        value=item_id,
+        rule="deadline",
+        fix="nothing has to be done again; allow more time to see the end of it",
     )

@@ -13,7 +13,7 @@ import os
 
 from tilewright_kit.types.errors import InvalidArgumentError
 
-__all__ = ["MappedPages", "check_file"]
+__all__ = ["MappedPages", "check_file", "missing", "taken_away"]
 
 PAGE = mmap.PAGESIZE
 CHUNK = 2 << 20
@@ -55,11 +55,11 @@ class MappedPages:
         pages = (end - start + PAGE - 1) // PAGE
         there = (ctypes.c_ubyte * pages)()
         if _libc.mincore(self._address + start, end - start, there) != 0:
-            raise _missing(offset)  # the mapping has ended meanwhile
+            raise missing(offset)  # the mapping has ended meanwhile
         found = bytes(there)
         if any(not page & 1 for page in found):
             first = next(index for index, page in enumerate(found) if not page & 1)
-            raise _missing(max(offset, start + first * PAGE))
+            raise missing(max(offset, start + first * PAGE))
 
 
 def check_file(fd: int, offset: int, nbytes: int) -> None:
@@ -73,14 +73,25 @@ def check_file(fd: int, offset: int, nbytes: int) -> None:
             raise
         return
     if hole < min(offset + nbytes, os.fstat(fd).st_size):
-        raise _missing(hole)
+        raise missing(hole)
 
 
-def _missing(offset: int) -> InvalidArgumentError:
+def missing(offset: int) -> InvalidArgumentError:
+    """Refuse to use shared memory at an offset where it has no page."""
     return InvalidArgumentError(
         "the shared memory has no page there yet, and the server makes none for its clients",
         field="location.offset",
         value=offset,
         rule="region_populated",
         fix="write a byte of each page before the memory is used, or madvise it with MADV_POPULATE_WRITE",
+    )
+
+
+def taken_away() -> InvalidArgumentError:
+    """Refuse what was computed with pages that its owner took away meanwhile."""
+    return InvalidArgumentError(
+        "pages of shared memory were taken away while they were in use; the region has ended",
+        field="location",
+        rule="region_populated",
+        fix="register the memory again, and punch no holes (fallocate, MADV_REMOVE) where operands lie",
     )

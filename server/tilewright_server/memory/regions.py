@@ -47,6 +47,11 @@ class Region(Pinned):
     def zero_copy(self) -> bool:
         return self._mapping is not None
 
+    @property
+    def is_spoilt(self) -> bool:
+        """True if a page that had been there was missing when it was used: the region is of no more use."""
+        return self._mapping is not None and self._mapping.is_spoilt
+
     def check_pages(self, offset: int, nbytes: int, *, written: bool) -> None:
         """Raise ``InvalidArgumentError`` where using a range would make the server pay for pages that its owner has
         not made: all holes of mapped memory, and holes of other memory that are ``written`` to.
@@ -68,7 +73,7 @@ class Region(Pinned):
         if self._mapping is not None:
             view(self.address + offset, len(source))[:] = source
         else:
-            write_from(self.fd, offset, source)
+            write_from(self.fd, offset, source, fills=self._fills)
 
     def release(self) -> None:
         """Give the memory back. Nobody may have the region pinned. Idempotent."""

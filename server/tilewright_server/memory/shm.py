@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import re
 import resource
@@ -19,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
+from tilewright_server.memory.guard import Guard
+from tilewright_server.memory.populated import missing
 
 __all__ = [
     "MAX_REGION_BYTES",
@@ -78,14 +81,15 @@ class OpenedFile:
 
 
 class Mapping:
-    """Shared, writable pages of a memory file. Keeps no descriptor."""
+    """Shared, writable pages of a memory file, of which none is made here. Keeps no descriptor."""
 
-    __slots__ = ("address", "nbytes")
+    __slots__ = ("_guard", "address", "nbytes")
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, offset: int = 0) -> None:
+        """``offset`` is where a page of the file begins."""
         self.nbytes = nbytes
         self.address = 0
-        address = _libc.mmap(None, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+        address = _libc.mmap(None, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset)
         if address is None or address == MAP_FAILED:
             code = ctypes.get_errno()
             if code in (errno.EPERM, errno.EACCES):
@@ -98,10 +102,21 @@ class Mapping:
                 fix="unregister regions that are no longer used",
             )
         self.address = address
+        self._guard = Guard(address, nbytes)
+
+    @property
+    def is_guarded(self) -> bool:
+        return self._guard.is_on
+
+    @property
+    def is_spoilt(self) -> bool:
+        """True if a page was missing when it was used: then something else may stand in for it."""
+        return self._guard.is_spoilt
 
     def close(self) -> None:
         """Unmap. Idempotent."""
         if self.address:
+            self._guard.end()
             _libc.munmap(self.address, self.nbytes)
             self.address = 0
 
@@ -243,10 +258,13 @@ def read_into(fd: int, offset: int, target: memoryview) -> None:
         done += count
 
 
-def write_from(fd: int, offset: int, source: memoryview) -> None:
-    """Write ``source`` to a file that may shrink; ``InvalidArgumentError`` if it did, instead of growing it again."""
+def write_from(fd: int, offset: int, source: memoryview, *, fills: bool) -> None:
+    """Write ``source`` to a file that may shrink. ``InvalidArgumentError`` if it did, instead of growing it again, and,
+    unless the writer ``fills`` holes, if there is one now."""
     if os.fstat(fd).st_size < offset + len(source):
         raise _shrunk()
+    if not fills and _write_present(fd, offset, source):
+        return
     done = 0
     try:
         while done < len(source):
@@ -262,6 +280,23 @@ def write_from(fd: int, offset: int, source: memoryview) -> None:
                 fix="free shared memory, or give the machine more of it",
             ) from None
         raise
+
+
+def _write_present(fd: int, offset: int, source: memoryview) -> bool:
+    """Write into pages that are there, by a mapping of its own; false where that cannot be guarded. Raises
+    ``InvalidArgumentError``."""
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    end = offset + len(source)
+    mapping = Mapping(fd, end - start, start)
+    try:
+        if not mapping.is_guarded:
+            return False
+        view(mapping.address + offset - start, len(source))[:] = source
+        if mapping.is_spoilt:
+            raise _shrunk() if os.fstat(fd).st_size < end else missing(offset)
+    finally:
+        mapping.close()
+    return True
 
 
 def _checked(fd: int, nbytes: int, *, sealable: bool) -> OpenedFile:

@@ -15,19 +15,21 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tilewright_kit.types.errors import DeadlineError, InvalidArgumentError, TilewrightError
+from tilewright_kit.types.errors import TilewrightError
 from tilewright_server.clients.client import Client
 from tilewright_server.clients.refusals import over_session_quota
 from tilewright_server.memory.buffers import ResidentBuffer
 from tilewright_server.memory.device_regions import DeviceRegion
-from tilewright_server.memory.errors import not_over_tcp, unknown, unknown_session
+from tilewright_server.memory.errors import empty_buffer, not_over_tcp, still_used, unknown, unknown_session
+from tilewright_server.memory.guard import watch
 from tilewright_server.memory.headroom import check_address_space
 from tilewright_server.memory.pinned import Pinned
+from tilewright_server.memory.populated import taken_away
 from tilewright_server.memory.regions import InodeOwners, Region
 from tilewright_server.memory.shm import OpenedFile
 from tilewright_server.session.launch_page import CallerLaunches
 from tilewright_server.session.objects import AnyRegion, new_id
-from tilewright_server.session.operands.bindings import AttachedConnection, BoundExecution
+from tilewright_server.session.operands.bindings import AttachedConnection, BoundExecution, spoilt_regions
 from tilewright_server.session.processes import is_known
 from tilewright_server.session.quotas import REMEDIES, Account, Limits, Resource, buffer_charges
 from tilewright_server.session.request_cache import Memo
@@ -146,7 +148,7 @@ class Session:
         self.account.give_all({Resource.REGIONS: 1, Resource.REGION_BYTES: nbytes})
 
     def import_region(self, map_memory: Callable[[], DeviceRegion], owner: object = None) -> DeviceRegion:
-        """Register memory of a device that ``map_memory`` maps. Nothing stays mapped on any error."""
+        """Register memory that ``map_memory`` maps of a device. Nothing stays mapped on any error."""
         self._check_new_region()
         return self._adopted(map_memory(), owner)
 
@@ -190,13 +192,7 @@ class Session:
         """Allocate a resident buffer within the quota, to which all counts that it ``takes`` of the device, or, if that
         shares the host's memory, of that."""
         if nbytes <= 0:
-            raise InvalidArgumentError(
-                "a buffer has at least one byte",
-                field="bytes",
-                value=nbytes,
-                rule="buffer_size",
-                fix="ask for one or more",
-            )
+            raise empty_buffer(nbytes)
         check_address_space(nbytes)
         taken = takes(nbytes)
         with self._changed:
@@ -284,8 +280,10 @@ class Session:
             for item in objects:
                 item.pins += 1
 
-    def unpin(self, objects: Collection[Pinned]) -> None:
-        """Let go; the last to let go of an ended object releases it."""
+    def unpin(self, objects: Collection[Pinned], *, quietly: bool = False) -> None:
+        """Let go; the last to let go of an ended object releases it. Unless ``quietly``, ``InvalidArgumentError`` if
+        pages of a region were taken away while they were used: it ends, and what was computed with it is void."""
+        spoilt = watch.counts.spoilt and not quietly and self._end_spoilt(objects)
         ended: list[Pinned] = []
         with self._changed:
             for item in objects:
@@ -294,6 +292,14 @@ class Session:
                     ended.append(item)
         for item in ended:
             self._release(item)
+        if spoilt:
+            raise taken_away()
+
+    def _end_spoilt(self, objects: Collection[Pinned]) -> bool:
+        spoilt = spoilt_regions(objects)
+        with self._changed:
+            self._close_items([item for item in spoilt if not item.closing])
+        return bool(spoilt)
 
     def remember(self, request: bytes, resolved: Any, nbytes: int, epoch: int) -> None:
         """Note what a request resolved to, which takes about ``nbytes`` besides the request, unless something ended
@@ -396,13 +402,7 @@ class Session:
         with self._changed:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._changed.wait_for(lambda: item not in self._ending, timeout):
-                raise DeadlineError(
-                    f"work in flight still uses the {kind}; it goes when that work is done",
-                    field=kind,
-                    value=item_id,
-                    rule="deadline",
-                    fix="nothing has to be done again; allow more time to see the end of it",
-                )
+                raise still_used(kind, item_id)
 
     def _release(self, item: Pinned) -> None:
         """Give memory back, outside the lock: unmapping much memory takes a while."""
@@ -418,7 +418,7 @@ class Session:
                 self._inodes.drop(item.inode)
                 self._discharge_region(item.size)
             elif isinstance(item, BoundExecution):
-                self.unpin(item.objects)
+                self.unpin(item.objects, quietly=True)
             with self._changed:
                 if isinstance(item, ResidentBuffer):
                     self._discharge_buffer(item.taken_bytes, on_host=item.on_host)
@@ -432,8 +432,7 @@ class Session:
     def _check_room(self, what: str, held: int, more: int = 1) -> None:
         """Raise an error unless the session is open, and has room for so many more. Lock held."""
         self._check_open()
-        limit: int = getattr(self._limits, what)
-        if held + more > limit:
+        if held + more > (limit := getattr(self._limits, what)):
             reason = f"no more than {limit} {what.replace('_', ' ')} are allowed in a session: this one holds {held}"
             raise over_session_quota(what, limit, reason, REMEDIES[what])
 

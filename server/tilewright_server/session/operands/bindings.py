@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_server.devices.lifetime import is_lost
 from tilewright_server.memory.pinned import Pinned
+from tilewright_server.memory.regions import Region
 from tilewright_server.session.operands.operand_binding import Binding
 
 if TYPE_CHECKING:
     from tilewright_server.engine.engine import Prepared
 
-__all__ = ["AttachedConnection", "BoundExecution", "check_in_place"]
+__all__ = ["AttachedConnection", "BoundExecution", "check_in_place", "spoilt_regions"]
 
 
 class BoundExecution(Pinned):
@@ -62,6 +63,12 @@ def check_in_place(binding: Binding) -> None:
         rule="binding_in_place",
         fix="put it into a sealed region, a device region or a resident buffer of the plan's device; or use Execute",
     )
+
+
+def spoilt_regions(objects: Iterable[Pinned]) -> set[Region]:
+    """Regions among ``objects``, and those that bindings among them use, whose owner took pages away that were used."""
+    used = [item for each in objects for item in (each.objects if isinstance(each, BoundExecution) else (each,))]
+    return {item for item in used if isinstance(item, Region) and item.is_spoilt}
 
 
 class AttachedConnection(Protocol):
