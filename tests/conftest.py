@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Before anything imports NumPy or PyTorch: their threads wait busily for the next product, beside as many workers as
+# the machine has cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Before anything imports gRPC: the client asks it to survive forks, which tests of forked children need.
 import tilewright  # noqa: F401
 import tilewright_arch

@@ -4,7 +4,6 @@ images lie far apart in the emulator's memory, which holds nothing between them.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from conv_requests import backward_data, backward_weight, forward, last
 
 import tilewright_arch
 from tilewright_emulator import CodeObject, Memory
-from tilewright_emulator.code.compiler import MISSING, compiler, have_objdump
 from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.config.pipelines import TAPS
@@ -26,9 +24,7 @@ from tilewright_grouped_conv.vocabulary import Kind
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.plan import COUNTERS, I64, WORKSPACE, Pointer, pack
 from tilewright_kit.contract.problem import Role
-from tilewright_kit.types.errors import ToolchainMissingError
 from tilewright_kit.types.tensor import TensorDesc
-from tilewright_native import include_dir
 from tilewright_server.build.toolchains.hip import HipToolchain
 
 GIB = 1 << 30
@@ -64,18 +60,7 @@ def kernel(problem: ConvProblem, kind: str, name: str) -> ConvConfig:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def toolchain() -> HipToolchain:
-    listed = None if have_objdump() else compiler(Path(tempfile.mkdtemp()))
-    found = HipToolchain([include_dir()], compiler=listed[0] if listed else "")
-    try:
-        found.identity()
-    except ToolchainMissingError:
-        pytest.skip(f"needs {MISSING}")
-    return found
-
-
-def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolchain, folder: Path) -> int:
+def run(problem: ConvProblem, config: ConvConfig, name: str, hip_toolchain: HipToolchain, folder: Path) -> int:
     """Plan, build, run, compare; returns the number of stages."""
     arch = tilewright_arch.load(name)
     plan, rng = plan_conv(problem, config, device_of(arch)), np.random.default_rng(5)
@@ -97,7 +82,7 @@ def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolc
         fill = 0xFF if what == WORKSPACE else 0  # NaN
         memory.map(addresses[what], np.full(nbytes // 16 * 16 + 16, fill, np.uint8), str(what))
     unit = generate(config, arch)
-    code = CodeObject.load(toolchain.compile(unit, folder, arch).binary.read_bytes())
+    code = CodeObject.load(hip_toolchain.compile(unit, folder, arch).binary.read_bytes())
     for stage in plan.stages:
         packed = pack(stage.args)
         block = bytearray(len(packed.template))
@@ -114,11 +99,11 @@ def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolc
 
 @pytest.mark.parametrize("kind", ["depthwise", "gradient", "forward", "weights", "forward taps", "depthwise weights"])
 @pytest.mark.some(2)
-def test_an_image_beyond_two_gib_is_read(kind: str, toolchain: HipToolchain, tmp_path: Path) -> None:
+def test_an_image_beyond_two_gib_is_read(kind: str, hip_toolchain: HipToolchain, tmp_path: Path) -> None:
     problem = problem_of(kind)
     config = kernel(problem, kind, "gfx942")
     # Two images, and the third one; of weights with the sum of what these leave behind.
-    assert run(problem, config, "gfx942", toolchain, tmp_path) == (3 if kind.endswith("weights") else 2)
+    assert run(problem, config, "gfx942", hip_toolchain, tmp_path) == (3 if kind.endswith("weights") else 2)
 
 
 @pytest.mark.parametrize("name", ["gfx942", "gfx1201"])

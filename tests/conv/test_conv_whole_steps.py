@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from conv_requests import backward_data, backward_weight, forward, last
 
 import tilewright_arch
 from tilewright_emulator import CodeObject, Memory
-from tilewright_emulator.code.compiler import MISSING, compiler, have_objdump
 from tilewright_grouped_conv.codegen import generate
 from tilewright_grouped_conv.config.config import ConvConfig
 from tilewright_grouped_conv.config.pipelines import TAPS
@@ -24,8 +22,6 @@ from tilewright_grouped_conv.rules.taps import taps_mismatches
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.plan import COUNTERS, WORKSPACE, pack
 from tilewright_kit.contract.problem import Role
-from tilewright_kit.types.errors import ToolchainMissingError
-from tilewright_native import include_dir
 from tilewright_server.build.toolchains.hip import HipToolchain
 
 CDNA, OTHERS = ("gfx90a", "gfx942", "gfx950"), ("gfx1100", "gfx1201", "sm_90a", "x86-64-v4")
@@ -85,18 +81,7 @@ def test_other_problems_have_other_kernels() -> None:
     assert all(config.split_image for config in proposed(layer(512, 512, 64, 72), "gfx942"))
 
 
-@pytest.fixture(scope="module")
-def toolchain() -> HipToolchain:
-    listed = None if have_objdump() else compiler(Path(tempfile.mkdtemp()))
-    found = HipToolchain([include_dir()], compiler=listed[0] if listed else "")
-    try:
-        found.identity()
-    except ToolchainMissingError:
-        pytest.skip(f"needs {MISSING}")
-    return found
-
-
-def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolchain, folder: Path) -> None:
+def run(problem: ConvProblem, config: ConvConfig, name: str, hip_toolchain: HipToolchain, folder: Path) -> None:
     """Plan, build, run, compare."""
     arch = tilewright_arch.load(name)
     plan, rng = plan_conv(problem, config, device_of(arch)), np.random.default_rng(5)
@@ -121,7 +106,7 @@ def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolc
         whole[: len(block)] = np.frombuffer(bytes(block), np.uint8)
         memory.map(table, whole, "tables", writable=False)
     unit = generate(config, arch)
-    image = toolchain.compile(unit, folder, arch).binary.read_bytes()
+    image = hip_toolchain.compile(unit, folder, arch).binary.read_bytes()
     CodeObject.load(image).kernel(unit.entries["main"]).launch(
         memory, grid=stage.geometry.grid, block=stage.geometry.block, arguments=bytes(block[: packed.root_bytes]),
         dynamic_lds=stage.geometry.shared_bytes,
@@ -135,7 +120,7 @@ def run(problem: ConvProblem, config: ConvConfig, name: str, toolchain: HipToolc
 @pytest.mark.parametrize("kind", ["forward", "slices", "gradient", "phases"])
 @pytest.mark.some(1)
 def test_a_plan_launches_what_its_template_expects(
-    kind: str, name: str, toolchain: HipToolchain, tmp_path: Path
+    kind: str, name: str, hip_toolchain: HipToolchain, tmp_path: Path
 ) -> None:
     problem = {
         "forward": layer(1, 64, 72, 13),
@@ -144,4 +129,4 @@ def test_a_plan_launches_what_its_template_expects(
         "phases": gradient(1, 72, 64, 15, stride=2),
     }[kind]
     found = [item for item in proposed(problem, name) if (item.split_k > 1) == (kind == "slices")]
-    run(problem, found[0], name, toolchain, tmp_path)
+    run(problem, found[0], name, hip_toolchain, tmp_path)

@@ -195,7 +195,7 @@ gemm_packed = define(
 # ---- experts ----
 
 
-def _moe(
+def _experts(
     x: Any,
     w: Any,
     counts: Any,
@@ -206,18 +206,29 @@ def _moe(
     activation: str | None = None,
     alpha: float = 1.0,
     expected_rows: int | None = None,
-    out_dtype: Any = None,
+    **form: Any,
 ) -> Any:
+    """The client's product, whose result has the given form."""
     words = _words(
         scale_x=scale_x,
         scale_w=scale_w,
         scale_block=blocks,
         activation=activation,
         expected_rows=expected_rows,
-        out_dtype=dtype_word(out_dtype),
+        **form,
     )
     used: Any = client()
-    return tensor(used.moe_gemm(operand(x), operand(w), operand(counts), alpha=alpha, **words))
+    return used.moe_gemm(operand(x), operand(w), operand(counts), alpha=alpha, **words)
+
+
+_EXPERTS = (
+    "Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, str? blocks=None, "
+    "str? activation=None, float alpha=1.0, int? expected_rows=None"
+)
+
+
+def _moe(*operands: Any, out_dtype: Any = None, **words: Any) -> Any:
+    return tensor(_experts(*operands, out_dtype=dtype_word(out_dtype), **words))
 
 
 def _moe_columns(w: Any, activation: str | None) -> Any:
@@ -233,8 +244,7 @@ def _moe_shape(x: Any, w: Any, *_: Any, activation: str | None = None, out_dtype
 
 moe_gemm = define(
     "moe_gemm",
-    "(Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, str? blocks=None, "
-    "str? activation=None, float alpha=1.0, int? expected_rows=None, ScalarType? out_dtype=None) -> Tensor",
+    f"({_EXPERTS}, ScalarType? out_dtype=None) -> Tensor",
     _moe,
     _moe_shape,
     kept=3,
@@ -266,24 +276,8 @@ def _moe_gradients(ctx: Any, g: Any) -> Any:
 moe_gemm.register_autograd(_moe_gradients, setup_context=_keep_moe)
 
 
-def _moe_quantised(
-    x: Any,
-    w: Any,
-    counts: Any,
-    scale_x: Any = None,
-    scale_w: Any = None,
-    *,
-    blocks: str | None = None,
-    activation: str | None = None,
-    alpha: float = 1.0,
-    expected_rows: int | None = None,
-) -> Any:
-    words = _words(
-        scale_x=scale_x, scale_w=scale_w, scale_block=blocks, activation=activation, expected_rows=expected_rows
-    )
-    used: Any = client()
-    found = used.moe_gemm(operand(x), operand(w), operand(counts), alpha=alpha, out_scale_block="1x128", **words)
-    return tensors(found)
+def _moe_quantised(*operands: Any, **words: Any) -> Any:
+    return tensors(_experts(*operands, out_scale_block="1x128", **words))
 
 
 def _moe_quantised_shape(x: Any, w: Any, *_: Any, activation: str | None = None, **__: Any) -> Any:
@@ -295,8 +289,7 @@ def _moe_quantised_shape(x: Any, w: Any, *_: Any, activation: str | None = None,
 
 moe_gemm_quantised = define(
     "moe_gemm_quantised",
-    "(Tensor x, Tensor w, Tensor counts, Tensor? scale_x=None, Tensor? scale_w=None, *, str? blocks=None, "
-    "str? activation=None, float alpha=1.0, int? expected_rows=None) -> (Tensor, Tensor)",
+    f"({_EXPERTS}) -> (Tensor, Tensor)",
     _moe_quantised,
     _moe_quantised_shape,
     kept=3,
