@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tilewright_kit.contract.source import SourceUnit
 from tilewright_server.build.cache.artifacts import artifact_key
 from tilewright_server.build.toolchains.toolchain import Toolchain
 
-__all__ = ["Gate", "gate_of"]
+__all__ = ["Gate", "Kept", "gate_of"]
 
 RECORD = Path(__file__).with_name("gated.json")
 
@@ -75,6 +75,48 @@ def gate_of(
     for key in sorted(artifact_key(unit, arch, toolchain) for unit in units):
         digest.update(key.encode())
     return Gate(name, toolchain.identity(), digest.hexdigest())
+
+
+class Kept:
+    """Kernels that passed on this machine, by what they and the judges were then: a run that was stopped goes on where
+    it was, and after a change only what it touches is compiled. They are forgotten with the folder ``build``.
+    """
+
+    FILE = RECORD.parents[2] / "build" / "passed-kernels.txt"
+    TOGETHER = 64
+    """Kernels between two looks: four units of 16, so that two compilers share them evenly."""
+
+    def __init__(self, judges: Sequence[Path], arch: ArchSpec, toolchain: Toolchain) -> None:
+        self._judges = hashlib.sha256(b"".join(content(judge) for judge in judges)).hexdigest()
+        self._arch, self._toolchain = arch, toolchain
+
+    def faults(
+        self, units: Mapping[str, SourceUnit], judge: Callable[[Mapping[str, SourceUnit], int], Collection[str]]
+    ) -> list[str]:
+        """Faults of all units, by what ``judge`` says of some of them (and of how many before); those that passed
+        before are left out.
+        """
+        passed = set(self.FILE.read_text().split()) if self.FILE.exists() else set()
+        left = {key: name for name in units if (key := self._key(units[name])) not in passed}
+        order = sorted(left, key=lambda key: _headers(units[left[key]]))  # of the same ones, they share a unit
+        found: list[str] = []
+        for start in range(0, len(order), self.TOGETHER):
+            keys = order[start : start + self.TOGETHER]
+            faults = judge({left[key]: units[left[key]] for key in keys}, start)
+            found += faults
+            if not faults:
+                self.FILE.parent.mkdir(exist_ok=True)
+                with self.FILE.open("a") as file:
+                    file.write("".join(f"{key}\n" for key in keys))
+        return found
+
+    def _key(self, unit: SourceUnit) -> str:
+        text = self._judges + self._toolchain.identity() + artifact_key(unit, self._arch, self._toolchain)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _headers(unit: SourceUnit) -> list[str]:
+    return [line for line in unit.text.splitlines() if line.startswith("#include")]
 
 
 def _records() -> dict[str, list[str]]:

@@ -5,13 +5,14 @@ kernel sets are (``gated.py``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import batches
 import pytest
 from batches import faults_of_units, joined
-from gated import gate_of
+from gated import Kept, gate_of
 from proposals import REQUESTS, block_scales, convolutions, cover, narrow_weights, owner, proposed, requests
 
 import tilewright_arch
@@ -19,6 +20,7 @@ from tilewright_arch import ArchSpec
 from tilewright_kit.contract.source import SourceUnit
 from tilewright_kit.types.errors import ToolchainMissingError
 from tilewright_native import include_dir
+from tilewright_server.build.toolchains import code_object, hip
 from tilewright_server.build.toolchains.hip import HipToolchain
 from tilewright_server.build.workers.process import Limits
 
@@ -63,12 +65,46 @@ def test_proposals_build_within_their_registers_as_shipped_sets_do(
     gate = gate_of(f"proposals/{name}/{arch}", units.values(), spec, toolchain, [Path(batches.__file__)])
 
     def faults(whole: bool) -> list[str]:
-        some = units if whole else {key: units[key] for key in chosen(units)}
-        return faults_of_units(some, spec, toolchain, tmp_path)
+        if not whole:
+            return faults_of_units({key: units[key] for key in chosen(units)}, spec, toolchain, tmp_path)
+        kept = Kept([Path(batches.__file__), Path(code_object.__file__), Path(hip.__file__)], spec, toolchain)
+        return kept.faults(units, lambda some, at: faults_of_units(some, spec, toolchain, tmp_path / str(at)))
 
     # What has changed since the record was made is compiled whole by ``make gates`` only: that takes long.
     again = pytestconfig.getoption("--gates")
     gate.require(lambda _whole: faults(again), again)
+
+
+def test_a_gate_that_was_stopped_goes_on_where_it_was(
+    toolchain: HipToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And judges again what failed, and what has changed since it passed."""
+    spec = tilewright_arch.load("gfx90a")
+    units = units_of("kv_append", spec)
+    first, *others = units
+    monkeypatch.setattr(Kept, "FILE", tmp_path / "build" / "passed.txt")
+    monkeypatch.setattr(Kept, "TOGETHER", 1)
+    judged: list[str] = []
+
+    def judge(some: Mapping[str, SourceUnit], _before: int) -> list[str]:
+        judged.extend(some)
+        if len(judged) == 3:
+            raise KeyboardInterrupt
+        return [f"{first}: it spills"] if first in some else []
+
+    with pytest.raises(KeyboardInterrupt):
+        Kept([], spec, toolchain).faults(units, judge)
+    stopped = len(judged)
+    assert Kept([], spec, toolchain).faults(units, judge) == [f"{first}: it spills"]
+    passed = {name for name in judged[: stopped - 1] if name != first}
+    assert set(judged[stopped:]) == set(units) - passed
+    changed = units | {others[0]: replace(units[others[0]], text=units[others[0]].text + "\n")}
+    judged[:] = [""] * 9
+    Kept([], spec, toolchain).faults(changed, judge)
+    assert set(judged[9:]) == {first, others[0]}
+    judged[:] = [""] * 9
+    Kept([Path(__file__)], spec, toolchain).faults(units, judge)  # another judge
+    assert set(judged[9:]) == set(units)
 
 
 def test_the_covering_part_has_every_shape_with_each_type_and_layout() -> None:

@@ -51,7 +51,21 @@ GRADIENTS = {
         GRADIENT.replace(mask="window", varlen=True, deterministic=True),
         LENGTHS.replace(mask=Mask(60, 3, True), splits=2),
     ),
+    "gfx942_sinks": (
+        GRADIENT.replace(mask="window"),
+        FmhaShape(batch=1, seq=(150, 300), hdim=(128, 128), heads=(1, 1), mask=Mask(60, 0, True, 140)),
+    ),
     "gfx950": (GRADIENT.replace(arch="gfx950", deterministic=True), LENGTHS.replace(splits=2)),
+    # Blocks that the mask cuts and others, one kind after the other, of one head and the next.
+    "gfx950_heads": (
+        GRADIENT.replace(arch="gfx950", mask="causal", deterministic=True),
+        FmhaShape(batch=1, seq=(100, 300), hdim=(128, 128), heads=(4, 2), mask=Mask(-1, 0, True), splits=2),
+    ),
+    # Sums below exp(-89): P of a key that does not exist is infinite.
+    "gfx950_one_key": (
+        GRADIENT.replace(arch="gfx950"),
+        FmhaShape(batch=1, seq=(37, 1), hdim=(128, 128), heads=(1, 1), scale=12.0),
+    ),
     "gfx950_causal": (GRADIENT.replace(arch="gfx950", mask="causal"), TWO.replace(seq=(130, 70))),
     "gfx950_fp16": (
         GRADIENT.replace(arch="gfx950", q="fp16", kv="fp16", o="fp16"),

@@ -16,6 +16,8 @@ ROUND_TESTS = "tests/gemm/test_exponent_scales.py::test_gfx950_takes_exponents_i
 NARROW_TESTS = "tests/gemm/test_narrow.py::test_amd_kernels_multiply_packed_values"
 EXPONENT_TESTS = "tests/gemm/test_exponent_scales.py::test_amd_kernels_scale_every_block"
 
+GRADIENTS = "tests/native/test_fmha_direct.py::test_gradients"
+
 KERNEL_BUGS = [
     # CPUs
     Bug(
@@ -315,5 +317,55 @@ KERNEL_BUGS = [
         "byte < min_of(left - w * 4, 4)",
         "byte < 4",
         f"{NARROW_TESTS} -k fnuz",
+    ),
+    # Gradients of attention on the matrix units of gfx942 and gfx950
+    Bug(
+        "AMD, masks: gradients take blocks that the diagonal cuts for whole ones",
+        f"{AMD}/fmha/backward_blocks.hpp",
+        "return ((i0 - range.whole) | (",
+        "return (0 | (",
+        f"{GRADIENTS} -k gfx942_causal",
+    ),
+    Bug(
+        "AMD, masks: gradients take blocks that a window ends in for whole ones",
+        f"{AMD}/fmha/backward_blocks.hpp",
+        "| (range.whole_end - min_of(i0 + m0, (int)item.q_rows))) >> 31",
+        "| 0) >> 31",
+        f"{GRADIENTS} -k gfx942_window",
+    ),
+    Bug(
+        "AMD, masks: gradients do not look at sinks before they take a block for a whole one",
+        f"{AMD}/fmha/backward_blocks.hpp",
+        "const int first = min_of(max_of(j0, sink), last);",
+        "const int first = last;",
+        f"{GRADIENTS} -k gfx942_sinks",
+    ),
+    Bug(
+        "AMD, tails: gradients take keys that do not exist for some that do",
+        f"{AMD}/fmha/backward_blocks.hpp",
+        "    if (count == n0) {",
+        "    if (count > 0) {",
+        f"{GRADIENTS} -k gfx950_one_key",
+    ),
+    Bug(
+        "AMD, strides: dQ of a block goes to the rows of the next one",
+        f"{AMD}/fmha/backward.hpp",
+        "locate(state.added, dq, i0);",
+        "locate(state.added, dq, next_i0);",
+        f"{GRADIENTS} -k gfx950_heads",
+    ),
+    Bug(
+        "AMD, tails: dQ of rows that do not exist is added to the last one's",
+        f"{AMD}/fmha/backward.hpp",
+        "if (part == 7 && lane % 32 < added.rows) {",
+        "if (part == 7 && added.rows > 0) {",
+        f"{GRADIENTS} -k gfx950_heads",
+    ),
+    Bug(
+        "AMD, fences: a wave reads the next queries before the others have brought them",
+        f"{AMD}/fmha/backward.hpp",
+        "      meet();\n      h = next_h",
+        "      h = next_h",
+        f"{GRADIENTS} -k gfx950_heads",
     ),
 ]

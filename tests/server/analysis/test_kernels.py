@@ -192,6 +192,26 @@ def test_a_loop_that_has_a_whole_turn_is_not_left_for_the_one_around(name: str, 
     assert found.bound.share_of_peak > 0.5
 
 
+def test_turns_that_a_mask_cuts_count_with_the_loop_that_they_take(toolchain: HipToolchain) -> None:
+    """Of 4096 queries and keys in blocks of 32 and 128, a causal mask cuts 4 blocks of each column of 66 on average."""
+    arch, operation = tilewright_arch.load("gfx950"), load_operation("attention_backward")
+    config = next(
+        item
+        for item in operation.kernel_sets["default"].iterate(arch, operation.rules)
+        if item.to_dict()["pipeline"] == "v3" and item.to_dict()["mask"] == "causal"
+    )
+    found = analyze_config(operation, config, arch, toolchain, shape="1,8,8,4096,4096,128,128")
+    share = found.problem.share
+    assert share.cut == pytest.approx(4 / 66)
+    assert found.analysis.cut.flops == found.analysis.cost.flops
+    assert found.analysis.cut.counts["vector"] > found.analysis.cost.counts["vector"]
+    none, every = (
+        bound_of(found.analysis, replace(found.problem, share=replace(share, cut=cut))).parts["loop"] for cut in (0, 1)
+    )
+    assert none < found.bound.parts["loop"] < every
+    assert found.bound.parts["loop"] == pytest.approx(none + (every - none) * share.cut)
+
+
 def test_what_cannot_be_analysed_is_refused(operation: Operation[Any, Any], toolchain: HipToolchain) -> None:
     arch = tilewright_arch.load("gfx942")
     with pytest.raises(NotFoundError) as missing:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright_tools.analysis.disassembly import Function, Instruction
 from tilewright_tools.analysis.instructions import Kind, work_of
 
-__all__ = ["Loop", "find_loops", "main_loop", "whole_loop"]
+__all__ = ["Loop", "find_loops", "main_loop", "main_loops", "whole_loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,21 @@ def main_loop(function: Function) -> Loop | None:
     """The innermost loop with the most matrix instructions, or with the most multiply-adds if none has any; of several
     the one with the fewest branches. None if no loop multiplies.
     """
+    loops = main_loops(function)
+    return max(loops, key=lambda loop: (-loop.branches, len(loop.body)), default=None)
+
+
+def main_loops(function: Function) -> tuple[Loop, ...]:
+    """All innermost loops that multiply as much as the main loop does, the shortest one first."""
     loops = find_loops(function)
     inner = [
         loop
         for loop in loops
         if not any(other is not loop and _inside(other, loop) and _rank(other) > (0, 0) for other in loops)
     ]
-    best = max(inner, key=lambda loop: (*_rank(loop), -loop.branches, len(loop.body)), default=None)
-    return best if best is not None and _rank(best) > (0, 0) else None
+    most = max((_rank(loop) for loop in inner), default=(0, 0))
+    found = (loop for loop in inner if most > (0, 0) and _rank(loop) == most)
+    return tuple(sorted(found, key=lambda loop: len(loop.body)))
 
 
 def whole_loop(function: Function, inner: Loop) -> tuple[Loop, tuple[Loop, ...]]:

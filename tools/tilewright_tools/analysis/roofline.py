@@ -16,7 +16,7 @@ from tilewright_kit.types.errors import UnsupportedError
 from tilewright_server.build.toolchains.code_object import KernelFacts, read_code_object
 from tilewright_tools.analysis.disassembly import Disassembler, Function, Instruction
 from tilewright_tools.analysis.instructions import Kind, work_of
-from tilewright_tools.analysis.loops import Loop, main_loop, whole_loop
+from tilewright_tools.analysis.loops import Loop, main_loop, main_loops, whole_loop
 from tilewright_tools.analysis.occupancy import Occupancy, occupancy_of
 from tilewright_tools.analysis.schedule import UnknownRateError, cycles_per_iteration, rate_of
 
@@ -75,6 +75,8 @@ class Analysis:
     in_step: float
     """Cycles of an iteration if all waves of the unit access LDS and memory at the same moments: not a bound but what
     to expect of waves that barriers keep together, as far as these units go."""
+    cut: LoopCost
+    """The same as ``cost`` for turns in which not all products count; ``cost`` itself without a loop of their own."""
 
     @property
     def waves_per_simd(self) -> int:
@@ -206,16 +208,29 @@ def analyze(
         raise _unsupported(kernel.name, "it has no loop that multiplies")
     if not occupancy.workgroups:
         raise _unsupported(kernel.name, f"a unit has {_SCARCE[occupancy.limit]} for a single workgroup of it")
+    other = loop
     try:
         if turn_flops:
-            loop = _whole_turn(function, loop, rates, turn_flops / waves)
+            loop, other = _turns(function, loop, rates, turn_flops / waves)
         cost = cost_of(loop.body, rates, kernel.wave)
+        cut = cost if other is loop else cost_of(other.body, rates, kernel.wave)
     except UnknownRateError as error:
         raise _unsupported(kernel.name, str(error)) from error
     here = min(resident or occupancy.workgroups, occupancy.workgroups)
     together = cycles_per_iteration(loop.body, rates, kernel.wave, here * waves)
     in_step = max(together, *cost.cycles(-(-here * waves // rates.simds), here * waves).values())
-    return Analysis(kernel, arch, waves, total, occupancy, loop, cost, here, in_step)
+    return Analysis(kernel, arch, waves, total, occupancy, loop, cost, here, in_step, cut)
+
+
+def _turns(function: Function, inner: Loop, rates: Rates, flops: float) -> tuple[Loop, Loop]:
+    """The loops of whole turns and of turns that something cuts: the shortest and the longest of those that have all
+    products of a turn. Both are the same if there is one.
+    """
+    whole = [loop for loop in main_loops(function) if _matrix_flops(loop.body, rates) == flops]
+    if len(whole) > 1:
+        return whole[0], whole[-1]
+    turn = _whole_turn(function, inner, rates, flops)
+    return turn, turn
 
 
 def _whole_turn(function: Function, inner: Loop, rates: Rates, flops: float) -> Loop:
@@ -269,7 +284,8 @@ def bound_of(found: Analysis, problem: Problem) -> ProblemBound:
     def rounds(count: int) -> float:
         """Cycles of the main loops of ``count`` workgroups that run together on a unit."""
         waves = count * found.waves
-        return iterations * max(found.cost.cycles(-(-waves // rates.simds), waves).values())
+        whole, cut = (max(loop.cycles(-(-waves // rates.simds), waves).values()) for loop in (found.cost, found.cut))
+        return iterations * (whole + (cut - whole) * share.cut)
 
     loop = per_unit // resident * rounds(resident) + (rounds(per_unit % resident) if per_unit % resident else 0.0)
     # With several workgroups on a unit, all but the first can begin and end beside another's main loop.

@@ -83,7 +83,8 @@ def fmha_share(problem: FmhaProblem, config: FmhaConfig, workgroups: int) -> Wor
     q, v, m0, n0 = problem.hdim_q, problem.hdim_v, config.m0, config.n0
     gradient = problem.family is Family.DQ_DK_DV
     depth = 3 * config.hdim[0] + 2 * config.hdim[1] if gradient else sum(config.hdim)
-    blocks = _blocks(problem, m0, n0) * problem.batch * problem.heads_q
+    seen, whole = _blocks(problem, m0, n0)
+    blocks = seen * problem.batch * problem.heads_q
     element = config.q.bytes
     begin = n0 * sum(config.hdim) + m0 * sum(config.hdim) if gradient else m0 * config.hdim[0] + n0 * sum(config.hdim)
     end = n0 * sum(config.hdim) if gradient else m0 * config.hdim[1]
@@ -94,16 +95,22 @@ def fmha_share(problem: FmhaProblem, config: FmhaConfig, workgroups: int) -> Wor
         bytes_begin=begin * element,
         bytes_end=end * config.o.bytes,
         turn_flops=2.0 * m0 * n0 * depth,
+        cut=1.0 - whole / seen if seen else 0.0,
     )
 
 
-def _blocks(problem: FmhaProblem, m0: int, n0: int) -> int:
-    """Blocks of scores of a head that have a visible pair, which are those that kernels compute."""
-    mask, found = problem.mask, 0
+def _blocks(problem: FmhaProblem, m0: int, n0: int) -> tuple[int, int]:
+    """Blocks of scores of a head that have a visible pair, which are those that kernels compute; and those of whose
+    pairs all are visible, where queries end or not.
+    """
+    mask, found, whole = problem.mask, 0, 0
     offset = mask.offset(problem.seq_q, problem.seq_k)
     for first in range(0, problem.seq_q, m0):
         last = min(first + m0, problem.seq_q) - 1
         end = problem.seq_k if mask.right < 0 else min(max(last + offset + mask.right + 1, 0), problem.seq_k)
         begin = 0 if mask.left < 0 else max(first + offset - mask.left, 0) // n0
         found += max(ceil(end / n0) - begin, 0)
-    return found
+        all_end = problem.seq_k if mask.right < 0 else min(max(first + offset + mask.right + 1, 0), problem.seq_k)
+        all_begin = 0 if mask.left < 0 else ceil(max(last + offset - mask.left, 0) / n0)
+        whole += max(all_end // n0 - all_begin, 0)
+    return found, whole

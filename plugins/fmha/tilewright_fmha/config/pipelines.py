@@ -67,11 +67,11 @@ def direct_algorithm(family: Family, hdim: tuple[int, int]) -> dict[str, Any]:
 
 def direct_bytes(config: FmhaConfig) -> int:
     """Bytes of LDS: two blocks of keys and of values, where queries lay before; of gradients, queries and dO, both
-    twice, dS, and what comes with a row, where keys lay before.
+    twice, dS with 16 bytes more in each line, and what comes with a row, where keys lay before.
     """
     q, v = config.hdim
     if config.family is Family.DQ_DK_DV:
-        block = config.m0 * (2 * (q + v) + config.n0) * config.q.bytes + 8 * config.m0
+        block = config.m0 * (2 * (q + v) + config.n0) * config.q.bytes + (16 + 8) * config.m0
         return max(block, config.n0 * q * config.q.bytes)
     return max(config.m0 * q, 2 * config.n0 * (q + v)) * config.q.bytes
 

@@ -77,6 +77,9 @@ class WorkShare:
     """Bytes that a slice stores after its last one."""
     turn_flops: float = 0.0
     """FLOP of the products of one turn of the main loop, where it has loops inside that multiply; 0: it has none."""
+    cut: float = 0.0
+    """Share of the turns in which not all of the products count (a mask or an end cuts them), for kernels that have a
+    loop of its own for the others: 0 to 1."""
 
     @property
     def edge(self) -> float:
