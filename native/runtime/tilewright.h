@@ -31,9 +31,9 @@ enum {
   TW_OBJECT_MISSING = 4,   /* a code object of the plan was not given */
   TW_OBJECT_DIGEST = 5,    /* bytes that are not the code object which their hash names */
   TW_OBJECT_LOAD = 6,      /* the loader or driver rejected a code object, or it lacks the entry */
-  TW_WRONG_DEVICE = 7,     /* the plan is for another kind of device or another architecture */
+  TW_WRONG_DEVICE = 7,     /* the plan or the stream is of another device, or for another architecture */
   TW_NO_DRIVER = 8,        /* the driver's library cannot be loaded, or lacks a function */
-  TW_NO_CONTEXT = 9,       /* no context is current in this thread */
+  TW_NO_CONTEXT = 9,       /* no context is current in this thread, or another than that of the binding */
   TW_DRIVER = 10,          /* the driver reports an error; tw_error.value is its code */
   TW_NO_MEMORY = 11,       /* of the host or of the device */
   TW_NULL_OPERAND = 12,    /* an operand has no memory */

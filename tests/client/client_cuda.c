@@ -48,15 +48,15 @@ R cuDevicePrimaryCtxGetState(int d, unsigned* flags, int* active) {
   *flags = 0, *active = 1;
   return OK;
 }
-static __thread int before[16], depth;
+static __thread void* before[16];
+static __thread int depth;
 R cuCtxPushCurrent_v2(void* c) {
-  before[depth++] = current;
-  current = (Ptr)c - 0x1000 + 1;
-  return OK;
+  cuCtxGetCurrent(&before[depth++]);
+  return cuCtxSetCurrent(c);
 }
 R cuCtxPopCurrent_v2(void** c) {
-  *c = (void*)(0x1000ull + current - 1);
-  current = before[--depth];
+  cuCtxGetCurrent(c);
+  cuCtxSetCurrent(before[--depth]);
   return OK;
 }
 R cuCtxSynchronize(void) {

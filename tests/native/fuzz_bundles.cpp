@@ -1,5 +1,7 @@
 // Opens mutated bundles and launch plans: fuzz_bundles FILE COUNT SEED. Built with sanitizers, from the library's own
-// sources. Digests are made right again in most turns, so that what is behind them is reached. Nothing is launched.
+// sources. Digests are made right again in most turns, so that what is behind them is reached. With a driver of GPUs,
+// which must be a simulated one, plans for these are bound and launched as well; no plan of a CPU is.
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +28,32 @@ void mutate(unsigned char* data, size_t begin, size_t end) {
   }
 }
 
+void* gpu_stream;  // NULL without a driver
+long launched;
+
+// Binds and launches a plan of a GPU on addresses that nothing reads.
+void launch(tw_plan* plan, uint32_t operands) {
+  uint64_t addresses[256];
+  for (uint32_t i = 0; i < operands && i < 256; i++) addresses[i] = ((uint64_t)1 << 40) * (i + 1);
+  tw_binding* binding;
+  if (operands > 256) return;
+  launched += !tw_run(plan, addresses, operands, gpu_stream);
+  if (tw_bind(plan, addresses, operands, nullptr, &binding)) return;
+  launched += !tw_launch(binding, gpu_stream);
+  tw_binding_close(binding);
+}
+
+bool open_driver() {
+  void *const library = dlopen("libcuda.so.1", RTLD_NOW), *context;
+  if (!library) return true;
+  const auto begin = (int (*)(unsigned))dlsym(library, "cuInit");
+  const auto retain = (int (*)(void**, int))dlsym(library, "cuDevicePrimaryCtxRetain");
+  const auto select = (int (*)(void*))dlsym(library, "cuCtxSetCurrent");
+  const auto stream = (int (*)(void**, unsigned))dlsym(library, "cuStreamCreate");
+  if (!dlsym(library, "simHold")) return fprintf(stderr, "fuzzing is for a simulated driver\n"), false;
+  return !begin(0) && !retain(&context, 0) && !select(context) && !stream(&gpu_stream, 1);
+}
+
 void look(tw_plan* plan) {
   tw_plan_info info = {};
   info.struct_bytes = sizeof info;
@@ -46,6 +74,7 @@ void look(tw_plan* plan) {
   }
   volatile size_t kept = seen;
   (void)kept;
+  if (gpu_stream && info.device_kind == TW_CUDA) launch(plan, info.operands);
   tw_plan_close(plan);
 }
 
@@ -57,7 +86,7 @@ void seal_plan(unsigned char* plan, size_t bytes) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 4) return 2;
+  if (count != 4 || !open_driver()) return 2;
   FILE* const file = fopen(arguments[1], "rb");
   if (!file) return 2;
   static unsigned char whole[1 << 22], data[1 << 22];
@@ -110,5 +139,6 @@ int main(int count, char** arguments) {
     tw_bundle_close(bundle);
   }
   printf("%ld opened, %ld refused\n", opened, refused);
+  if (gpu_stream) printf("%ld launched\n", launched);
   return opened && refused ? 0 : 1;
 }

@@ -10,38 +10,22 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from sanitized_runtime import NATIVE, build
 
 from tilewright.launch import library as bindings
 from tilewright_native import library_path
 from tilewright_tools.cli import main
 
-NATIVE = Path(__file__).resolve().parents[2] / "native"
-FLAGS = ["-std=c++17", "-O1", "-g", "-fsanitize=thread"]
 STRUCTS = {"tw_error": 496, "tw_plan_info": 64, "tw_operand_info": 56, "tw_object_info": 24, "tw_bind_options": 24}
 STRUCTS |= {"tw_launch_record": 64}
 
 
-def compiler_for_threads(folder: Path) -> str:
-    (folder / "probe.cpp").write_text("int main() { return 0; }\n")
-    for name in ("c++", "g++", "clang++"):
-        found = shutil.which(name)
-        command = [str(found), *FLAGS, str(folder / "probe.cpp"), "-o", str(folder / "probe")]
-        if found and all(
-            subprocess.run(step, capture_output=True, check=False).returncode == 0 for step in (command, command[-1:])
-        ):
-            return found
-    pytest.skip("no C++ compiler with ThreadSanitizer: install g++ with libtsan")
-
-
 @pytest.mark.extended
 def test_launches_from_many_threads_race_with_nothing(tmp_path: Path, kernel_cache: Path) -> None:
-    bundle, driver = tmp_path / "model.twb", tmp_path / "threads"
+    bundle = tmp_path / "model.twb"
     shapes = ["--gemm", "64x48x32", "--gemm", "200x100x70", "--dtype", "fp32"]
     assert main(["bundle", "build", *shapes, "--cache-dir", str(kernel_cache), "-o", str(bundle)]) == 0
-    sources = [*sorted((NATIVE / "runtime").rglob("*.cpp")), NATIVE / "include" / "tilewright" / "cpu" / "runtime.cpp"]
-    includes = [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'runtime'}"]
-    command = [compiler_for_threads(tmp_path), *FLAGS, *includes, str(Path(__file__).parent / "launch_threads.cpp")]
-    subprocess.run([*command, *map(str, sources), "-ldl", "-lpthread", "-o", str(driver)], check=True)
+    driver = build(tmp_path, "launch_threads.cpp", "thread")
     done = subprocess.run(
         [str(driver), str(bundle), "6", "40"],
         env={"PATH": os.environ["PATH"], "TSAN_OPTIONS": "halt_on_error=1"},

@@ -133,7 +133,7 @@ class OpenedPlan:
     def error(self, status: int) -> TilewrightError:
         """The error of a status, in the thread that got it."""
         found = self.library.error(self.names)
-        if status == NO_CONTEXT:
+        if status == NO_CONTEXT and found.rule != "binding_context":
             found.fix = "use the GPU in this thread first, for example with torch.cuda.set_device()"
         return found
 

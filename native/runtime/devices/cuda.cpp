@@ -33,6 +33,7 @@ enum { kNoMemory = 2, kInvalidContext = 201, kNotSupported = 801 };
 enum { kComputeMajor = 75, kComputeMinor = 76 };           // CUdevice_attribute
 enum { kMaxSharedBytes = 8, kNonPortableCluster = 14 };    // CUfunction_attribute
 enum { kClusterDimension = 4, kDependentLaunch = 6 };      // CUlaunchAttributeID
+constexpr uintptr_t kLastDefaultStream = 2;                // CU_STREAM_PER_THREAD; 1 is the legacy one
 constexpr uint32_t kPortableCluster = 8;                   // workgroups; CUDA programming guide, thread block clusters
 
 #define TW_CUDA_FUNCTIONS(X)                                                                                        \
@@ -57,6 +58,7 @@ constexpr uint32_t kPortableCluster = 8;                   // workgroups; CUDA p
   X(cuEventRecord, (void*, void*))                                                                                  \
   X(cuEventSynchronize, (void*))                                                                                    \
   X(cuStreamGetCaptureInfo_v2, (void*, int*, uint64_t*, void**, void*, size_t*))                                    \
+  X(cuStreamGetCtx, (void*, void**))                                                                                \
   X(cuStreamGetId, (void*, unsigned long long*))                                                                    \
   X(cuUserObjectCreate, (void**, void*, void (*)(void*), unsigned, unsigned))                                       \
   X(cuGraphRetainUserObject, (void*, void*, unsigned, unsigned))                                                    \
@@ -117,6 +119,16 @@ int context(uint64_t* id) {
   if (!code) return *id = number, 0;
   code = f.cuCtxGetCurrent(&current);
   return code ? code : kInvalidContext;
+}
+
+int stream_context(tw_stream stream, uint64_t* id) {
+  if ((uintptr_t)stream <= kLastDefaultStream) return context(id);
+  void* owner = nullptr;
+  unsigned long long number = 0;
+  int code = f.cuStreamGetCtx(stream, &owner);
+  if (!code) code = f.cuCtxGetId(owner, &number);
+  *id = number;
+  return code;
 }
 
 bool fits(const char* arch, char device[64]) {
@@ -228,7 +240,7 @@ int elapsed(float* milliseconds, void* begin, void* end) {
   return function ? function(milliseconds, begin, end) : kNotSupported;
 }
 
-constexpr GpuApi kApi = {"libcuda.so.1", open, describe, is_no_memory, context, fits, load, function, admit, allocate,
+constexpr GpuApi kApi = {"libcuda.so.1", open, describe, is_no_memory, context, stream_context, fits, load, function, admit, allocate,
     release, allocate_async, release_async, clear_async, upload, upload_async, capture, stream_id, tie_to_graph,
     swap_capture_mode, encode, launch, wait_event, record_event, nullptr, nullptr, finish_event, elapsed};
 

@@ -7,6 +7,7 @@
 
 #include "common/error.hpp"
 #include "common/lock.hpp"
+#include "devices/arenas.hpp"
 
 namespace tw {
 
@@ -39,9 +40,7 @@ tw_status encode_maps(const tw_plan* plan, const GpuApi& api, const uint64_t* pl
 
 namespace {
 
-constexpr uint64_t kArenaUnit = 1 << 20;
 constexpr uint64_t kSpareArguments = 64;  // arguments come in multiples of so many bytes
-constexpr uint32_t kMaxArenas = 64;
 
 // Modules
 
@@ -98,17 +97,19 @@ tw_status load_stage(const tw_plan* plan, const GpuApi& api, const StageRecord& 
   return TW_OK;
 }
 
+tw_status no_context(const GpuApi& api, int code) {
+  driver_error(api, code, "finding the current context");
+  return fail(TW_NO_CONTEXT, "device_context", "select the device in this thread first (cudaSetDevice, hipSetDevice)",
+      "no context of %s is current in this thread", api.driver);
+}
+
 tw_status load(tw_plan* plan, Loaded** result) {
   const GpuApi& api = api_of(plan);
   tw_status status = api.open();
   if (status) return status;
   uint64_t context;
   const int code = api.context(&context);
-  if (code) {
-    driver_error(api, code, "finding the current context");
-    return fail(TW_NO_CONTEXT, "device_context", "select the device in this thread first (cudaSetDevice, hipSetDevice)",
-        "no context of %s is current in this thread", api.driver);
-  }
+  if (code) return no_context(api, code);
   for (Loaded* loaded = __atomic_load_n(&plan->loaded, __ATOMIC_ACQUIRE); loaded; loaded = loaded->next)
     if (loaded->context == context) return *result = loaded, TW_OK;
   char device[64] = "";
@@ -133,175 +134,32 @@ tw_status load(tw_plan* plan, Loaded** result) {
   return TW_OK;
 }
 
-// Workspace and counters: one piece of each for every stream, shared by launches that follow each other there. A graph
-// that is captured has its own, because nothing orders it with other launches of the stream.
-
-struct Arena {
-  Arena* next;
-  uint64_t context, stream, capture;  // capture is 0 outside of captures
-  uint64_t workspace, workspace_bytes;
-  uint64_t counters, counter_bytes;
-  uint64_t used;  // when, in launches
-  const GpuApi* api;
-};
-
-Lock arenas_lock;
-Arena* arenas;
-uint64_t arena_clock;
-
-// Memory of graphs that are gone: freed by the next launch that looks for an arena.
-struct Retired {
-  Retired* next;
-  const GpuApi* api;
-  uint64_t context;
-  uint64_t address;
-};
-Lock retired_lock;
-Retired* retired;
-
-void retire(void* object) {  // called by the driver, whose functions may not be called here
-  Retired* const own = (Retired*)object;
-  const Guard guard(retired_lock);
-  own->next = retired, retired = own;
-}
-
-void free_retired(const GpuApi& api, uint64_t context) {
-  Retired* mine = nullptr;
-  {
-    const Guard guard(retired_lock);
-    for (Retired** at = &retired; *at;) {
-      Retired* const own = *at;
-      if (own->api == &api && own->context == context) {
-        *at = own->next;
-        own->next = mine, mine = own;
-      } else {
-        at = &own->next;
-      }
-    }
-  }
-  if (!mine) return;
-  const RelaxedCapture relaxed(api);
-  while (mine) {
-    Retired* const next = mine->next;
-    api.release(mine->address);
-    free(mine);
-    mine = next;
-  }
-}
-
-tw_status grow_captured(const GpuApi& api, Arena* arena, uint64_t* address, uint64_t* have, uint64_t bytes, void* graph) {
-  Retired* const end = (Retired*)calloc(1, sizeof(Retired));
-  if (!end) return fail(TW_NO_MEMORY, "host_memory", "free memory", "no memory for the workspace of a graph");
-  const RelaxedCapture relaxed(api);
-  uint64_t fresh = 0;
-  int code = api.allocate(&fresh, bytes);
-  if (!code) {
-    end->api = &api, end->context = arena->context, end->address = fresh;
-    code = api.tie_to_graph(graph, end, retire);
-    if (code) api.release(fresh);
-  }
-  if (code) {
-    free(end);
-    return driver_error(api, code, "workspace of a captured graph");
-  }
-  *address = fresh, *have = bytes;  // a smaller piece before it stays the graph's
-  return TW_OK;
-}
-
-tw_status grow(const GpuApi& api, uint64_t* address, uint64_t* have, uint64_t bytes, tw_stream stream) {
-  uint64_t fresh = 0;
-  const int code = api.allocate_async(&fresh, bytes, stream);
-  if (code) return driver_error(api, code, "workspace");
-  if (*address) api.release_async(*address, stream);  // behind what uses it
-  *address = fresh, *have = bytes;
-  return TW_OK;
-}
-
-void drop_oldest(const GpuApi& api, uint64_t context) {
-  uint32_t count = 0;
-  Arena** oldest = nullptr;
-  for (Arena** at = &arenas; *at; at = &(*at)->next) {
-    count++;
-    if ((*at)->api == &api && (*at)->context == context && (!oldest || (*at)->used < (*oldest)->used)) oldest = at;
-  }
-  if (count < kMaxArenas || !oldest) return;
-  Arena* const gone = *oldest;
-  *oldest = gone->next;
-  if (!gone->capture) {
-    const RelaxedCapture relaxed(api);
-    if (gone->workspace) api.release(gone->workspace);  // waits for what uses it
-    if (gone->counters) api.release(gone->counters);
-  }
-  free(gone);
-}
-
-// The arena of a stream with as much as the plan needs. Its lock is held until the launch is on the stream: another
-// thread may replace what is too small.
-tw_status arena_for(const GpuApi& api, const tw_plan* plan, uint64_t context, tw_stream stream, Arena** result) {
-  bool capturing = false;
-  uint64_t capture = 0, id = 0;
-  void* graph = nullptr;
-  int code = api.capture(stream, &capturing, &capture, &graph);
-  if (capturing)
-    id = (uint64_t)(uintptr_t)stream;  // CUDA tells no number of a stream that is captured, and its handle lives as long
-  else if (!code)
-    code = api.stream_id(stream, &id);
-  if (code) return driver_error(api, code, "looking at the stream");
-  if (!capturing) {
-    capture = 0;
-    free_retired(api, context);
-  }
-  Arena* arena = arenas;
-  while (arena && !(arena->api == &api && arena->context == context && arena->stream == id && arena->capture == capture))
-    arena = arena->next;
-  if (!arena) {
-    if (!capturing) drop_oldest(api, context);
-    arena = (Arena*)calloc(1, sizeof(Arena));
-    if (!arena) return fail(TW_NO_MEMORY, "host_memory", "free memory", "no memory for a workspace");
-    arena->api = &api, arena->context = context, arena->stream = id, arena->capture = capture;
-    arena->next = arenas, arenas = arena;
-  }
-  arena->used = ++arena_clock;
-  const uint64_t unit = capturing ? 256 : kArenaUnit;
-  const uint64_t workspace = (plan->header->workspace_bytes + unit - 1) / unit * unit;
-  const uint64_t counters = (plan->header->counter_bytes + 65535) / 65536 * 65536;
-  if (arena->workspace_bytes < workspace) {
-    const tw_status status =
-        capturing ? grow_captured(api, arena, &arena->workspace, &arena->workspace_bytes, workspace, graph)
-                  : grow(api, &arena->workspace, &arena->workspace_bytes, workspace, stream);
-    if (status) return status;
-  }
-  if (arena->counter_bytes < counters) {
-    const tw_status status = capturing
-                                 ? grow_captured(api, arena, &arena->counters, &arena->counter_bytes, counters, graph)
-                                 : grow(api, &arena->counters, &arena->counter_bytes, counters, stream);
-    if (status) return status;
-    code = api.clear_async(arena->counters, counters, stream);
-    if (code) {
-      arena->counter_bytes = 0;
-      return driver_error(api, code, "clearing counters");
-    }
-  }
-  *result = arena;
-  return TW_OK;
-}
-
 // Arguments
 
 tw_status launch_stages(const tw_plan* plan, const GpuApi& api, const Loaded* loaded, unsigned char* image, tw_stream stream) {
   for (uint32_t i = 0; i < plan->header->stages; i++) {
     const StageRecord& stage = plan->stages[i];
     const int code = api.launch(loaded->functions[i], stage, image + stage.root, stream);
-    if (code) return driver_error(api, code, "a launch");
+    if (code) return is_foreign(api, loaded->context, stream) ? foreign_stream() : driver_error(api, code, "a launch");
   }
   return TW_OK;
+}
+
+// What was bound in a context is launched there: drivers do not look at functions of one that is gone.
+tw_status check_context(const GpuApi& api, const Loaded* loaded) {
+  uint64_t context = 0;
+  if (!api.stream_context) return TW_OK;
+  if (const int code = api.context(&context)) return no_context(api, code);
+  if (context == loaded->context) return TW_OK;
+  return fail(TW_NO_CONTEXT, "binding_context", "make that context current again, or bind the plan in this one",
+      "the plan was bound in a context that is not current, or is gone");
 }
 
 // Launches with an image that is complete but for workspace and counters, which are the stream's.
 tw_status launch_late(
     const tw_plan* plan, const Loaded* loaded, uint64_t* places, unsigned char* image, tw_stream stream) {
   const GpuApi& api = api_of(plan);
-  const Guard guard(arenas_lock);
+  const Guard guard(arenas_lock());
   Arena* arena = nullptr;
   tw_status status = arena_for(api, plan, loaded->context, stream, &arena);
   if (status) return status;
@@ -354,10 +212,18 @@ tw_status fill_tables(tw_binding* binding, const GpuApi& api) {
 
 void unbind(tw_binding* binding) {
   const GpuApi& api = api_of(binding->plan);
-  const RelaxedCapture relaxed(api);
-  // Freeing waits for launches that use it.
-  if (binding->tables) api.release(binding->tables);
-  if (binding->workspace) api.release(binding->workspace);
+  const uint64_t owned[] = {binding->tables, binding->workspace};
+  uint64_t context = 0;
+  const bool here = (owned[0] || owned[1]) && !api.context(&context) && context == binding->loaded->context;
+  for (const uint64_t address : owned) {
+    if (!address) continue;
+    if (!here) {
+      retire_memory(api, binding->loaded->context, address);
+      continue;
+    }
+    const RelaxedCapture relaxed(api);
+    api.release(address);  // waits for launches that use it
+  }
 }
 
 tw_status take_own(tw_binding* binding, const GpuApi& api, uint64_t given) {
@@ -405,6 +271,7 @@ tw_status bind(tw_binding* binding, const tw_bind_options* options) {
           -1, (int64_t)needed);
     binding->addresses[plan->workspace_place()] = given;
   }
+  free_retired(api, binding->loaded->context);
   const tw_status status = fill(binding, api, given);
   if (status) unbind(binding);
   return status;
@@ -412,11 +279,13 @@ tw_status bind(tw_binding* binding, const tw_bind_options* options) {
 
 tw_status launch(const tw_binding* binding, tw_stream stream) {
   const tw_plan* const plan = binding->plan;
-  if (binding->complete) return launch_stages(plan, api_of(plan), binding->loaded, binding->image, stream);
+  const GpuApi& api = api_of(plan);
+  tw_status status = check_context(api, binding->loaded);
+  if (status) return status;
+  if (binding->complete) return launch_stages(plan, api, binding->loaded, binding->image, stream);
   unsigned char* image;
   uint64_t* places;
-  const tw_status status =
-      own_copy(plan, binding->image, binding->addresses, plan->header->operands + 3, &image, &places);
+  status = own_copy(plan, binding->image, binding->addresses, plan->header->operands + 3, &image, &places);
   return status ? status : launch_late(plan, binding->loaded, places, image, stream);
 }
 

@@ -14,6 +14,9 @@ struct GpuApi {
   bool (*is_no_memory)(int code);
   // A number of the current context that no other context ever had; an error if none is current.
   int (*context)(uint64_t* id);
+  // The same of the context that a stream was made in; an error where the driver does not say. Null: contexts are
+  // devices and never end, and launches on foreign streams are the driver's to refuse.
+  int (*stream_context)(tw_stream stream, uint64_t* id);
   // True if code for the architecture runs on the current device, which is named in `device`.
   bool (*fits)(const char* arch, char device[64]);
   int (*load)(void** module, const void* image);

@@ -168,7 +168,7 @@ int write_value(tw_stream stream, uint64_t address, uint64_t value) {
 int finish_event(void* event) { return f.hipEventSynchronize(event); }
 int elapsed(float* milliseconds, void* begin, void* end) { return f.hipEventElapsedTime(milliseconds, begin, end); }
 
-constexpr GpuApi kApi = {"libamdhip64.so", open, describe, is_no_memory, context, fits, load, function, admit, allocate,
+constexpr GpuApi kApi = {"libamdhip64.so", open, describe, is_no_memory, context, nullptr, fits, load, function, admit, allocate,
     release, allocate_async, release_async, clear_async, upload, upload_async, capture, stream_id, tie_to_graph,
     swap_capture_mode, encode, launch, wait_event, record_event, wait_value, write_value, finish_event, elapsed};
 

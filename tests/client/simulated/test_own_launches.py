@@ -127,3 +127,20 @@ def test_a_bound_launch_asks_the_system_for_nothing_and_knows_its_stream(
         if not child:
             os._exit(int(bound._state.is_here()))  # its parent's GPU is none of its own
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_threads_that_have_another_context_launch_in_that_of_the_plan(target: str, gpu: Gpu, torch: Any) -> None:
+    base = gpu.allocate(4 * PART)
+    a, b, out = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(3))
+    with tw.connect(target, launch="caller") as client:
+        bound = client.plan_gemm(a, b, out=out).bind(a, b, out=out)
+        primary = gpu.made("cuCtxGetCurrent")
+        own = ctypes.c_void_p(gpu.made("cuCtxCreate_v2", 0, 0))
+        try:
+            assert bound.launch().synchronize() is out
+            assert bound() is out
+            gpu.call("cuCtxDestroy_v2", own)
+            assert bound.launch().synchronize() is out
+        finally:
+            gpu.call("cuCtxSetCurrent", ctypes.c_void_p(primary))
+        assert bound() is out

@@ -29,6 +29,7 @@ enum {
   NOT_FOUND = 500,
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
+  CONTEXT_GONE = 709,
   NOT_SUPPORTED = 801,
   CAPTURE_UNSUPPORTED = 900,
   INVALID_CLUSTER = 912,
@@ -41,6 +42,8 @@ enum {
 
 static pthread_mutex_t lock;
 static __thread int current = FIRST_DEVICE;  // the device whose context it is, counted from 1
+static __thread int made_context;             // which of the contexts that were created it is; 0: the device's primary one
+static int contexts_made, context_gone[256];
 static int sticky;
 // Of whoever makes calls fail (tests/faults/shim.c), if anybody does: the result of this one; below 0, of all from now.
 __attribute__((weak)) int tw_driver_step(void);
@@ -51,6 +54,7 @@ static R injected(void) {
 }
 #define ENTER                                            \
   if (!current) return INVALID_CONTEXT;                  \
+  if (context_gone[made_context]) return CONTEXT_GONE;   \
   Guard guard __attribute__((cleanup(leave))) = enter(); \
   if (sticky) return sticky;                             \
   const R refused = injected();                          \
@@ -254,7 +258,7 @@ static unsigned long long capture_serial;
 typedef struct Stream {
   Op *head, *tail;
   Graph* capture;
-  unsigned long long id, capture_id;
+  unsigned long long id, capture_id, context;
   int blocking, device;
   struct Stream* next;
 } Stream;

@@ -101,19 +101,43 @@ R cuDevicePrimaryCtxRelease_v2(int d) {
   (void)d;
   return OK;
 }
+// Handles of contexts: the primary ones, and those that were created. Their numbers are never given twice.
+static unsigned long long context_now(void) {
+  return made_context ? 0x2000ull + made_context : 0x1000ull + current - 1;
+}
+static int context_device[256];
+R cuCtxCreate_v2(void** c, unsigned f, int d) {
+  if (f || contexts_made == 255) return INVALID_VALUE;
+  const int made = ++contexts_made;
+  context_device[made] = d, current = d + 1, made_context = made;
+  *c = (void*)context_now();
+  return OK;
+}
+R cuCtxDestroy_v2(void* c) {
+  const Ptr number = (Ptr)c - 0x2000;
+  if (!number || number > (Ptr)contexts_made || context_gone[number]) return INVALID_CONTEXT;
+  context_gone[number] = 1;
+  if (made_context == (int)number) made_context = current = 0;
+  return OK;
+}
 R cuCtxSetCurrent(void* c) {
+  if ((Ptr)c > 0x2000 && (Ptr)c <= 0x2000ull + contexts_made) {
+    made_context = (Ptr)c - 0x2000, current = context_device[made_context] + 1;
+    return context_gone[made_context] ? CONTEXT_GONE : sticky;
+  }
+  if (!c) return current = made_context = 0, OK;
   if ((Ptr)c < 0x1000 || (Ptr)c > 0x1010) return INVALID_CONTEXT;
-  current = (Ptr)c - 0x1000 + 1;
+  current = (Ptr)c - 0x1000 + 1, made_context = 0;
   return sticky;
 }
 R cuCtxGetCurrent(void** c) {
-  *c = current ? (void*)(0x1000ull + current - 1) : 0;
+  *c = current ? (void*)context_now() : 0;
   return OK;
 }
 R cuCtxGetId(void* c, unsigned long long* id) {
   if (!c && !current) return INVALID_CONTEXT;
-  *id = c ? (Ptr)c : 0x1000ull + current - 1;
-  return OK;
+  *id = c ? (Ptr)c : context_now();
+  return *id > 0x2000 && context_gone[*id - 0x2000] ? CONTEXT_GONE : OK;
 }
 R cuCtxGetDevice(int* d) {
   if (!current) return INVALID_CONTEXT;
@@ -133,12 +157,18 @@ R cuStreamCreate(Stream** s, unsigned f) {
   if (f != 1) return INVALID_VALUE;
   *s = calloc(1, sizeof **s);
   (*s)->next = streams, streams = *s, (*s)->id = ++stream_serial;
+  (*s)->context = context_now();
   return OK;
 }
 R cuStreamGetId(Stream* s, unsigned long long* id) {
   ENTER;
   if (s && s->capture) return CAPTURE_UNSUPPORTED;  // as the driver says of a stream that is captured
   *id = s ? s->id : 0;
+  return OK;
+}
+R cuStreamGetCtx(Stream* s, void** c) {
+  ENTER;
+  *c = (void*)s->context;
   return OK;
 }
 R cuStreamDestroy_v2(Stream* s) {
