@@ -229,6 +229,9 @@ class Application:
     def _all_listeners(self) -> list[Listener]:
         return [*self.listeners, *self._more_listeners]
 
+    def _at_addresses(self) -> list[Listener | LocalServer | HttpListener]:
+        return [item for item in (*self._all_listeners(), self.local, self.http) if item is not None]
+
     def _listen_for_http(self) -> HttpListener | None:
         """Metrics and probes, if the settings name an address."""
         address = self.settings.http_listen
@@ -237,8 +240,7 @@ class Application:
         from tilewright_server.hosting.monitoring.pages import http_listener
 
         watchers = self.service, self.rpc, self.readiness, self._is_silent, self._all_listeners
-        listener = http_listener(address, *watchers, self.inherited)
-        self._parts.callback(listener.close)
+        listener = self._parts.enter_context(contextlib.closing(http_listener(address, *watchers, self.inherited)))
         log.info("metrics and probes over HTTP at %s", listener.address)
         return listener
 
@@ -269,8 +271,8 @@ class Application:
         deadline = time.monotonic() + grace
         self._ending.set()
         self.readiness.end()
-        if any(listener.is_kept for listener in self._all_listeners()) and not self._has_successor:
-            self._leave()
+        if not self._has_successor:
+            self._leave(kept_alone=True)  # who comes now waits for the next server
         self.rpc.health.enter_graceful_shutdown()
         terminated = self.rpc.drain(grace)
         self.rpc.streams.stop()
@@ -406,18 +408,16 @@ class Application:
     def _shared(self) -> list[tuple[int, str]]:
         """Descriptors for a successor. Raises ``UnsupportedError`` if there is a listener that cannot go over."""
         self._mps.check_succession()
-        parts = [*self._all_listeners(), self.local, self.http]
-        return [item for part in parts if part is not None for item in part.shared()]
+        return [item for part in self._at_addresses() for item in part.shared()]
 
-    def _leave(self) -> None:
-        """Leave the addresses to whoever serves there next, and wait until clients are there."""
-        for listener in self._all_listeners():
-            listener.leave()
-        if self.local is not None:
-            self.local.leave()
-        if self.http is not None:
-            self.http.close()
-        self.rpc.wait_until_quiet(LAST_REPLIES_S * 5)
+    def _leave(self, *, kept_alone: bool = False) -> None:
+        """Leave the addresses to whoever serves there next, and wait until clients are there. ``kept_alone``: those
+        that a service manager keeps."""
+        left = [item for item in self._at_addresses() if item.is_kept or not kept_alone]
+        for item in left:
+            item.leave()
+        if left:
+            self.rpc.wait_until_quiet(LAST_REPLIES_S * 5)
 
     def _watched(self, manager: ServiceManager, manager_s: float) -> Watchdog | None:
         """A watchdog, if the settings or the service manager want one; the latter hears of each answer."""

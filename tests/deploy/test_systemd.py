@@ -8,16 +8,20 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 import tilewright as tw
+from tilewright_proto.inference import inference_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
@@ -239,3 +243,40 @@ def test_the_socket_starts_the_server_and_outlives_it(manager: Manager) -> None:
     assert manager.show("Result") == "success"
     assert manager.file("/run/tilewright/tilewright.sock").stat().st_ino == inode, "the socket is systemd's"
     assert manager.product_is_right(), "the next client starts it again"
+
+
+def test_a_tcp_socket_of_systemd_goes_to_a_successor_and_outlives_it(manager: Manager) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:  # the network is the tests' own
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    for name, text in (
+        ("socket", f"[Socket]\nListenStream={address}\n"),
+        ("service", f"[Service]\nEnvironment=TILEWRIGHT_KSERVE_LISTEN={address} TILEWRIGHT_INSECURE=1\n"),
+    ):
+        folder = manager.file(f"/run/units/tilewright.{name}.d")
+        folder.mkdir(exist_ok=True)
+        (folder / "tcp.conf").write_text(text)
+    manager.control("daemon-reload")
+    manager.control("start", "tilewright.socket")
+    assert lives(address), "the first client starts it"
+    first = manager.show("MainPID")
+    manager.control("kill", "--kill-whom=main", "--signal=USR2", "tilewright.service")
+    assert eventually(lambda: manager.show("MainPID") not in ("0", first)), manager.server_log()
+    assert eventually(lambda: not manager.file(f"/proc/{first}").exists())
+    assert lives(address) and manager.product_is_right()
+    manager.control("stop", "tilewright.service")
+    assert manager.show("Result") == "success", "systemd waits for a successor as for the first: it is its own child"
+    assert lives(address), "the next client starts it again"
+    assert "a socket was given" not in manager.server_log()
+
+
+def lives(address: str) -> bool:
+    """True if a server of the Open Inference Protocol says so, to a connection of its own."""
+    request = inference_pb2.ServerLiveRequest()
+    with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        ask: Any = channel.unary_unary(
+            "/inference.GRPCInferenceService/ServerLive",
+            inference_pb2.ServerLiveRequest.SerializeToString,
+            inference_pb2.ServerLiveResponse.FromString,
+        )
+        return bool(ask(request, timeout=LIMIT_S, wait_for_ready=True).live)

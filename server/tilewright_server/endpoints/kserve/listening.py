@@ -56,7 +56,9 @@ def serve_kserve(
     own = []
     for address in addresses:
         peers = host.rpc.peers if settings.relay else None
-        listener = Listener(address, access, peers=peers, inherited=host.inherited, settings=settings)
+        listener = Listener(
+            address, access, peers=peers, inherited=host.inherited, settings=settings, setting="kserve_listen"
+        )
         listener.bind(server, certificates)
         parts.callback(listener.close)
         own.append(listener)

@@ -89,6 +89,11 @@ class LocalListener:
             with contextlib.suppress(BlockingIOError):  # a successor has taken it
                 return self.socket.accept()[0]
 
+    @property
+    def is_kept(self) -> bool:
+        """The socket is a service manager's, which keeps it for the next server."""
+        return self._place.is_kept
+
     def shared(self) -> list[tuple[int, str]]:
         """Descriptors for a successor, with their names."""
         return self._place.shared(self.socket)

@@ -104,6 +104,11 @@ class LocalServer:
         """Descriptors for a successor, with their names."""
         return self._listener.shared()
 
+    @property
+    def is_kept(self) -> bool:
+        """The socket is a service manager's."""
+        return self._listener.is_kept
+
     def leave(self) -> None:
         """Accept nobody any more: the path is a successor's. Connections that are open go on."""
         self._listener.leave()

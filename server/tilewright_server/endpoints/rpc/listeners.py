@@ -20,7 +20,7 @@ import grpc
 from tilewright_kit.types.errors import AccessError, InvalidArgumentError, UnavailableError, UnsupportedError
 from tilewright_server.endpoints.rpc.access.peers import Peers
 from tilewright_server.endpoints.rpc.relay import BACKLOG, Relay
-from tilewright_server.protocol.inherited import SOCKET, Inherited
+from tilewright_server.protocol.inherited import KEPT, SOCKET, GivenSocket, Inherited, chosen_port
 from tilewright_server.protocol.unix_paths import MAX_UNIX_PATH, OWNER_ONLY, SocketAccess, own_place
 from tilewright_server.protocol.unix_place import UnixPlace
 from tilewright_server.settings import Settings
@@ -107,21 +107,23 @@ class Listener:
         peers: Peers | None = None,
         inherited: Inherited | None = None,
         settings: Settings | None = None,
+        setting: str = "listen",
     ) -> None:
         """With ``peers``, relays that these know stand before gRPC, if there can be such; else gRPC listens there
         itself. A socket of ``inherited`` that listens at the address is taken over. Rates of relays are those of
-        ``settings``, else the defaults."""
+        ``settings``, else the defaults. ``setting`` names the one where the address stands."""
         self.address = address
         self.relays: list[Relay] = []
         self._access = access
         self._peers = peers
         self._inherited = inherited
         self._inner = -1
-        self._settings = settings or Settings()
+        self._settings, self._setting = settings or Settings(), setting
         self._front: Front | None = None
         self._waiting: list[Relay | Front] = []
         self._listening: socket.socket | None = None
         self._shared: list[tuple[int, str]] = []
+        self._kept = False
         self._place: UnixPlace | None = None
 
     def start(self) -> None:
@@ -138,7 +140,7 @@ class Listener:
         Raises ``UnavailableError`` if another server has it, ``AccessError`` if others could meddle with it.
         """
         if isinstance(self.address, TcpAddress):
-            if self._peers is None or not self._bind_tcp_behind_relay(server, self.address, certificates):
+            if not self._bind_tcp_behind_relay(server, self.address, certificates):
                 credentials = None if certificates is None else certificates.credentials()
                 port = _add_port(server, str(self.address), str(self.address), credentials)
                 self.address = TcpAddress(self.address.host, port)
@@ -163,13 +165,7 @@ class Listener:
         """Raises ``UnavailableError`` where there can be no relay, which alone takes a socket."""
         if not self._relayed(server, path, given, at_once=False):
             given.close()
-            raise UnavailableError(
-                "gRPC takes no socket that was made before: only the relay can accept on it",
-                field="relay",
-                value=f"unix:{path}",
-                rule="listen_given",
-                fix="leave the setting relay on and install libtilewright, or start the server without a .socket unit",
-            )
+            raise _given_in_vain(str(self.address))
 
     def _bind_behind_relay(self, server: grpc.Server, path: Path) -> bool:
         """False, with a word in the log, where there can be no relay."""
@@ -202,7 +198,9 @@ class Listener:
     ) -> bool:
         """False, with a word in the log, where there can be no relay. Raises ``UnavailableError``."""
         given = self._given(address)
-        listening = given or _listen(address)
+        if self._peers is None and not given:
+            return False
+        listening = [item.socket for item in given] or _listen(address)
         self.address = TcpAddress(address.host, listening[0].getsockname()[1])
         with tempfile.TemporaryDirectory(prefix="tilewright-", ignore_cleanup_errors=True) as folder:
             inner = Path(folder) / INNER
@@ -213,13 +211,16 @@ class Listener:
         if not done:
             for item in listening:
                 item.close()
+            if given:
+                raise _given_in_vain(str(address))
         elif address.port:
-            self._shared = [(item.fileno(), SOCKET) for item in listening]
+            self._kept = any(item.kept for item in given)
+            self._shared = [(item.fileno(), KEPT if self._kept else SOCKET) for item in listening]
         return done
 
-    def _given(self, address: TcpAddress) -> list[socket.socket]:
+    def _given(self, address: TcpAddress) -> list[GivenSocket]:
         """Sockets that listen at an address already, for this server."""
-        found: list[socket.socket] = []
+        found: list[GivenSocket] = []
         for host in dict.fromkeys((address.host, "::" if address.host == "0.0.0.0" else address.host)):
             while self._inherited is not None and (one := self._inherited.tcp(host, address.port)) is not None:
                 found.append(one)
@@ -287,7 +288,7 @@ class Listener:
     @property
     def is_kept(self) -> bool:
         """The socket is a service manager's, which keeps it for the next server."""
-        return self._place is not None and self._place.is_kept
+        return self._kept or (self._place is not None and self._place.is_kept)
 
     def shared(self) -> list[tuple[int, str]]:
         """Descriptors for a successor, with their names. Raises ``UnsupportedError`` if gRPC itself has the socket, or
@@ -295,17 +296,14 @@ class Listener:
         if self._shared:
             return self._shared
         if self._listening is None or self._place is None:
-            chosen = bool(self.relays)
+            if self.relays:
+                raise chosen_port(self._setting, str(self.address))
             raise UnsupportedError(
-                "the system has chosen the port: the successor would listen at another"
-                if chosen
-                else "gRPC gives the socket that it listens on to nobody",
-                field="listen",
+                "gRPC gives the socket that it listens on to nobody",
+                field=self._setting,
                 value=str(self.address),
                 rule="succession",
-                fix="name a port instead of 0"
-                if chosen
-                else "listen with the relay alone, or stop this server and start the next",
+                fix="listen with the relay alone, or stop this server and start the next",
             )
         return self._place.shared(self._listening)
 
@@ -369,6 +367,16 @@ def _add_port(server: grpc.Server, address: str, shown: str, credentials: grpc.S
     if not port:
         raise _unavailable(shown)
     return port
+
+
+def _given_in_vain(shown: str) -> UnavailableError:
+    return UnavailableError(
+        "gRPC takes no socket that was made before: only the relay can accept on it",
+        field="relay",
+        value=shown,
+        rule="listen_given",
+        fix="leave the setting relay on and install libtilewright, or start the server without a .socket unit",
+    )
 
 
 def _unavailable(shown: str) -> UnavailableError:

@@ -13,7 +13,7 @@ from io import BufferedIOBase, BufferedReader
 from typing import Any, cast
 
 from tilewright_kit.types.errors import InvalidArgumentError, UnavailableError
-from tilewright_server.protocol.inherited import SOCKET, Inherited
+from tilewright_server.protocol.inherited import KEPT, SOCKET, Inherited, chosen_port
 
 __all__ = ["HttpListener", "Page", "http_address"]
 
@@ -201,7 +201,7 @@ class HttpListener:
         try:
             host, port = http_address(text)
             given = inherited.tcp(host, port) if inherited is not None else None
-            self._server = _Server((host, port), pages, given)
+            self._server = _Server((host, port), pages, None if given is None else given.socket)
         except OSError as error:
             raise UnavailableError(
                 f"cannot listen for HTTP: {error.strerror or error}",
@@ -210,6 +210,9 @@ class HttpListener:
                 rule="http_listen",
                 fix="choose an address of this machine whose port is free",
             ) from error
+        self._text, self._chosen = text, not port
+        self.is_kept = given is not None and given.kept
+        """The socket is a service manager's, which keeps it for the next server."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="http", daemon=True)
 
     @property
@@ -221,8 +224,15 @@ class HttpListener:
         self._thread.start()
 
     def shared(self) -> list[tuple[int, str]]:
-        """Descriptors for a successor, with their names."""
-        return [(self._server.fileno(), SOCKET)]
+        """Descriptors for a successor, with their names. Raises ``UnsupportedError`` if nothing in the settings says
+        which one it is."""
+        if self._chosen:
+            raise chosen_port("http_listen", self._text)
+        return [(self._server.fileno(), KEPT if self.is_kept else SOCKET)]
+
+    def leave(self) -> None:
+        """Answer nobody any more: the address is a successor's."""
+        self.close()
 
     def close(self) -> None:
         """Idempotent."""

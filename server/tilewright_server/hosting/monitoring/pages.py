@@ -27,7 +27,8 @@ def health_listeners(rpc: RpcServer, settings: Settings, inherited: Inherited, p
     if not settings.health_listen:
         return []
     address = TcpAddress(*http_address(settings.health_listen, "health_listen"))
-    listener = Listener(address, peers=rpc.peers if settings.relay else None, inherited=inherited, settings=settings)
+    peers = rpc.peers if settings.relay else None
+    listener = Listener(address, peers=peers, inherited=inherited, settings=settings, setting="health_listen")
     listener.bind(rpc.serve_health())
     parts.callback(listener.close)
     log.info("health checks over gRPC at %s", listener.address)
