@@ -302,7 +302,6 @@ class Application:
         from tilewright_server.hosting.lifecycle.interpreter import collecting_later, set_up_interpreter
         from tilewright_server.hosting.lifecycle.service_manager import ServiceManager
         from tilewright_server.hosting.lifecycle.signals import OTHERS, end_when_idle, process_signals
-        from tilewright_server.hosting.lifecycle.succession import Succession
         from tilewright_server.hosting.lifecycle.warm import load_the_rest
         from tilewright_server.hosting.logs import set_up
         from tilewright_server.hosting.settings import inherited_sockets, service_manager
@@ -331,14 +330,15 @@ class Application:
             manager.tell("READY=1", "STATUS=serving at " + " ".join(self.addresses))
             self.inherited.say_ready()
             load_the_rest(self.engine, collecting_later)
+            from tilewright_server.hosting.lifecycle.succession import Succession  # before its file may be another's
+
             succession = Succession(self._shared, partial(self._succeeded, manager))
             while (number := signals.get()) in OTHERS:
                 if number == signal.SIGUSR2:
                     succession.begin()
                     continue
-                manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-                self.reload()
-                manager.tell("READY=1")
+                with manager.reloading():
+                    self.reload()
             log.info("%s: draining for up to %g s", signal.Signals(number).name, self.settings.grace_s)
             if not self._has_successor:
                 manager.tell("STOPPING=1", "STATUS=draining")

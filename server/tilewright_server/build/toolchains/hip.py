@@ -7,7 +7,6 @@ made it, and not from the compiler's remarks, which are not.
 from __future__ import annotations
 
 import re
-import shlex
 import struct
 import threading
 import time
@@ -201,6 +200,8 @@ def _require_no_spills(unit: SourceUnit, code: CodeObject, image: bytes, log: st
 
 def _write_linker(path: Path, zig: Path) -> None:
     """The ``lld`` that clang calls, which in zig's binary is a command of another name."""
+    import shlex
+
     path.write_text(f'#!/bin/sh\n[ "$1" = -flavor ] && shift 2\nexec {shlex.quote(str(zig))} ld.lld "$@"\n')
     path.chmod(0o700)
 

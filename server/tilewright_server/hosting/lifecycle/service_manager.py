@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = ["ServiceManager"]
 
@@ -16,6 +19,13 @@ class ServiceManager:
     def __init__(self, address: str) -> None:
         """``address`` is the path of a socket, or the name of an abstract one with a leading ``@``."""
         self._address = "\0" + address[1:] if address.startswith("@") else address
+
+    @contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Say that the settings are read again within."""
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        yield
+        self.tell("READY=1")
 
     def tell(self, *lines: str) -> None:
         """Send assignments such as ``READY=1``. Raises nothing."""
