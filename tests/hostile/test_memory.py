@@ -80,7 +80,7 @@ def test_requests_that_wait_are_bounded(tmp_path: Path) -> None:
         calls = [client.dispatch.Execute.future(work) for _ in range(40)]
         details = [detail_of(error) for call in calls if (error := call.exception(WAIT_S)) is not None]
         quota = [item for item in details if item.field == "request_bytes"]
-        assert 0 < len(quota) <= 40 - 14
+        assert 0 < len(quota) <= 40 - 13
         assert all(item.retry_after_ms for item in quota)
         assert all(call.result(WAIT_S) for call in held)
         with refused("not_found"):

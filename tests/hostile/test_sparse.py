@@ -195,11 +195,12 @@ def rule_of(client: Client, execution: dp.ExecuteRequest) -> str:
         return detail_of(error).rule
 
 
+@pytest.mark.parametrize("unregisters", [False, True])
 @pytest.mark.extended
-def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_path: Path) -> None:
+def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_path: Path, unregisters: bool) -> None:
     """Clients of the Open Inference Protocol name objects without pages for results: so many had the kernel end a
     server that may have 700 MB."""
-    rows, filled = 6000, 0
+    rows, filled = 4000, 0
     nbytes = 4 * rows * rows
     with (
         limited_group("memory", "memory.max", 700_000_000) as group,
@@ -211,7 +212,7 @@ def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_pa
         for name in (f"tilewright_sparse_{os.getpid()}_{each}" for each in range(6)):
             path = Path("/dev/shm", name)
             with path.open("wb") as file:
-                objects.callback(path.unlink)
+                objects.callback(path.unlink, missing_ok=True)
                 file.truncate(nbytes)
             register = ip.SystemSharedMemoryRegisterRequest(name=name, key=name, byte_size=nbytes)
             try:
@@ -230,8 +231,24 @@ def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_pa
             call("ModelInfer", request, ip.ModelInferResponse)
             assert path.stat().st_blocks * 512 >= nbytes
             filled += 1
+            if unregisters:  # the object stays, and its pages
+                gone = ip.SystemSharedMemoryUnregisterRequest(name=name)
+                call("SystemSharedMemoryUnregister", gone, ip.SystemSharedMemoryUnregisterResponse)
         assert filled == 1
+        for path in Path("/dev/shm").glob(f"tilewright_sparse_{os.getpid()}_*"):
+            path.unlink()
+        if unregisters:
+            register = ip.SystemSharedMemoryRegisterRequest(name="last", key=last_object(objects), byte_size=nbytes)
+            call("SystemSharedMemoryRegister", register, ip.SystemSharedMemoryRegisterResponse)
         bystander_lives(server.addresses[0], statistics=True)
+
+
+def last_object(objects: contextlib.ExitStack) -> str:
+    path = Path("/dev/shm", f"tilewright_last_{os.getpid()}")
+    with path.open("wb") as file:
+        objects.callback(path.unlink)
+        file.truncate(4 * 4000 * 4000)
+    return path.name
 
 
 def kserve(channel: grpc.Channel, name: str, request: Any, kind: Any) -> Any:

@@ -95,8 +95,9 @@ def fitted(settings: Settings, limits: ProcessLimits) -> tuple[Settings, Sequenc
         for name in ("all_regions", "all_buffers"):
             _lower(changes, settings, name, max(16, limits.mappings // 4))
     budget = min(limits.memory_bytes, limits.address_space_bytes or limits.memory_bytes) // 8
-    for name in ("receive_bytes", "request_bytes", "unread_bytes"):
-        _lower(changes, settings, name, max(settings.message_limit, budget))
+    _lower(changes, settings, "receive_bytes", max(settings.message_limit, budget))
+    for name in ("request_bytes", "unread_bytes"):  # of which one process has seven sixteenths
+        _lower(changes, settings, name, max(settings.message_limit * 16 // 7 + 1, budget))
     _lower(changes, settings, "kserve_region_bytes", limits.memory_bytes // 4)  # pages that the server makes
     _lower(changes, settings, "all_plan_bytes", max(settings.plan_bytes // 4, budget))
     told = [f"{name} is {value} instead of {getattr(settings, name)}" for name, value in changes.items()]

@@ -13,7 +13,7 @@ import os
 
 from tilewright_kit.types.errors import InvalidArgumentError
 
-__all__ = ["MappedPages", "check_file", "missing", "taken_away"]
+__all__ = ["MappedPages", "check_file", "holes_in", "missing", "taken_away"]
 
 PAGE = mmap.PAGESIZE
 CHUNK = 2 << 20
@@ -74,6 +74,24 @@ def check_file(fd: int, offset: int, nbytes: int) -> None:
         return
     if hole < min(offset + nbytes, os.fstat(fd).st_size):
         raise missing(hole)
+
+
+def holes_in(fd: int, offset: int, nbytes: int) -> int:
+    """Bytes of a range of a memory file, whole pages of it, that have no page."""
+    at, found = offset // PAGE * PAGE, 0
+    end = min((offset + nbytes + PAGE - 1) // PAGE * PAGE, os.fstat(fd).st_size)
+    while at < end:
+        try:
+            hole = os.lseek(fd, at, os.SEEK_HOLE)
+        except OSError:  # the file became shorter
+            return found
+        try:
+            data = os.lseek(fd, hole, os.SEEK_DATA)
+        except OSError:  # there is none
+            data = end
+        found += max(0, min(data, end) - hole)
+        at = max(data, at + PAGE)
+    return found
 
 
 def missing(offset: int) -> InvalidArgumentError:

@@ -6,7 +6,7 @@ import os
 import threading
 
 from tilewright_server.memory.pinned import Pinned
-from tilewright_server.memory.populated import MappedPages, check_file
+from tilewright_server.memory.populated import MappedPages, check_file, holes_in
 from tilewright_server.memory.shm import Mapping, OpenedFile, not_there, read_into, view, write_from
 
 __all__ = ["InodeOwners", "Region"]
@@ -20,7 +20,7 @@ class Region(Pinned):
     is only read and written through its descriptor.
     """
 
-    __slots__ = ("_fills", "_mapping", "_on_release", "_pages", "fd", "inode")
+    __slots__ = ("_filled", "_fills", "_mapping", "_on_release", "_pages", "fd", "inode")
 
     kind = "region"
     device_id = ""
@@ -33,6 +33,7 @@ class Region(Pinned):
         self.fd = opened.fd
         self._on_release = opened.on_release
         self._fills = opened.fills
+        self._filled = opened.filled
         self._mapping: Mapping | None = None
         if opened.sealed:
             try:
@@ -73,6 +74,8 @@ class Region(Pinned):
         if self._mapping is not None:
             view(self.address + offset, len(source))[:] = source
         else:
+            if self._fills:  # two writers into the same hole count it twice, which is no less than it is
+                self._filled += holes_in(self.fd, offset, len(source))
             write_from(self.fd, offset, source, fills=self._fills)
 
     def release(self) -> None:
@@ -80,12 +83,12 @@ class Region(Pinned):
         self.address = 0
         if self._mapping is not None:
             self._mapping.close()
+        told, self._on_release = self._on_release, None
+        if told is not None:
+            told(self.fd, self._filled)
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        told, self._on_release = self._on_release, None
-        if told is not None:
-            told()
 
 
 class InodeOwners:

@@ -74,10 +74,13 @@ class OpenedFile:
     bytes: int
     sealed: bool
     """True if the file can never become smaller, whatever its owner does: only then it may be mapped."""
-    on_release: Callable[[], None] | None = None
-    """Called once when the region over the file has been given back."""
+    on_release: Callable[[int, int], None] | None = None
+    """Called once when the region over the file is given back, with its descriptor, and with ``filled`` as it is then.
+    """
     fills: bool = False
     """Pages that are missing are made, and charged to this process, where outputs are written."""
+    filled: int = 0
+    """Bytes of pages that were made so."""
 
 
 class Mapping:
@@ -215,7 +218,7 @@ def unlink_posix(name: str, inode: tuple[int, int]) -> None:
             os.unlink(path)  # noqa: PTH108
 
 
-def open_object(name: str, nbytes: int, uid: int, on_release: Callable[[], None]) -> OpenedFile:
+def open_object(name: str, nbytes: int, uid: int) -> OpenedFile:
     """Open the POSIX shared-memory object ``name``, under any name, if it belongs to the user ``uid``.
 
     Clients that name objects so do not touch the pages of outputs: they are made as outputs are written. Errors as for
@@ -240,7 +243,7 @@ def open_object(name: str, nbytes: int, uid: int, on_release: Callable[[], None]
         writable = status.st_mode & (stat.S_IRUSR | stat.S_IWUSR) == stat.S_IRUSR | stat.S_IWUSR
         if status.st_uid != uid or not writable or status.st_nlink != 1 or not _is_tmpfs(opened):
             raise not_there()
-        return replace(_checked(opened, nbytes, sealable=False), fills=True, on_release=on_release)
+        return replace(_checked(opened, nbytes, sealable=False), fills=True)
     except BaseException as error:
         os.close(opened)
         if isinstance(error, OSError):

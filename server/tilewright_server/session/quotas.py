@@ -1,17 +1,18 @@
 """Quotas: how much of everything a session, a client's process and its principal may own.
 
 A quota holds for all clients together. One principal has seven eighths of it at most, and one process at most as much
-as it leaves to the other processes of its principal: half, if there is no other. So however much a process takes,
-something is left for the next.
+as it leaves to the other processes of its principal: half, if there is no other, whether it takes that at once or bit
+by bit. So however much a process takes, something is left for the next.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Generic, TypeVar
 
 from tilewright_kit.types.errors import ResourceExhaustedError
 from tilewright_server.clients.client import Client
@@ -21,7 +22,9 @@ __all__ = ["REMEDIES", "Account", "Limits", "Quotas", "Resource", "buffer_charge
 RETRY_S = 1.0
 """Time after which to try again what was refused."""
 MOST_RATES = 4096
-"""Processes whose rate of calls is remembered."""
+"""Processes, and principals, whose rate of calls is remembered."""
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Resource(Enum):
@@ -63,15 +66,16 @@ class Quotas:
     """Books of all that clients hold. Thread-safe."""
 
     def __init__(self, limits: Mapping[Resource, int] | None = None, call_rate: float = 0) -> None:
-        """Resources without a limit are not refused. ``call_rate`` is in calls per second and process; 0: any."""
+        """Resources without a limit are not refused. ``call_rate`` is in calls per second and process, and half of that
+        of a principal; 0: any."""
         self._limits = dict(limits or {})
         self._rate = call_rate
         self._lock = threading.Lock()
         self._held: dict[tuple[Resource, str, str], int] = {}
         """By resource, principal and process; both empty for the sum."""
         self._refused: dict[str, int] = {}
-        self._calls: dict[tuple[str, str], tuple[float, float]] = {}
-        """Calls that a process may make at once, and since when it is so, in seconds of the monotonic clock."""
+        self._processes: _Rates[tuple[str, str]] = _Rates()
+        self._principals: _Rates[str] = _Rates()
 
     def held(self, what: Resource) -> int:
         """Held by all clients together."""
@@ -104,28 +108,32 @@ class Quotas:
             self._add(what, client, -amount)
 
     def called(self, client: Client) -> None:
-        """Count a call. Raises ``ResourceExhaustedError`` if its process makes too many of them."""
-        if not self._rate:
+        """Count a call. Raises ``ResourceExhaustedError`` if its process makes too many of them, or its principal more
+        than twice as many."""
+        rate = self._rate
+        if not rate:
             return
-        key = (client.principal, client.process)
+        process = (client.principal, client.process)
         with self._lock:
             now = time.monotonic()
-            left, since = self._calls.get(key, (self._rate, now))
-            left = min(self._rate, left + (now - since) * self._rate)
-            if left >= 1:
-                self._calls.pop(key, None)
-                while len(self._calls) >= MOST_RATES:
-                    del self._calls[next(iter(self._calls))]
-                self._calls[key] = (left - 1, now)  # the last now: who called longest ago comes first
+            own = self._processes.left(process, now, rate)
+            all_own = self._principals.left(client.principal, now, 2 * rate)
+            if own >= 1 and all_own >= 1:
+                self._processes.spend(process, own, now)
+                self._principals.spend(client.principal, all_own, now)
                 return
             self._refused["call_rate"] = self._refused.get("call_rate", 0) + 1
+        if own >= 1:
+            who, rate, own = "the processes of this client's user make", 2 * rate, all_own
+        else:
+            who = "this client's process makes"
         raise ResourceExhaustedError(
-            f"this client's process makes more than {self._rate:g} calls per second",
+            f"{who} more than {rate:g} calls per second",
             field="call_rate",
-            value=self._rate,
+            value=rate,
             rule="quota",
             fix="send several executions in one request, or use a stream or the local socket",
-            retry_after_s=(1 - left) / self._rate,
+            retry_after_s=(1 - own) / rate,
         )
 
     def move(self, held: Mapping[Resource, int], old: Client, new: Client) -> None:
@@ -144,8 +152,9 @@ class Quotas:
             holder = f"all clients together hold {total}"
         elif principal + amount > share:
             holder = f"the processes of this client's user hold {principal}, and may hold {share}"
-        elif process + amount > share - principal:
-            holder = f"this client's process holds {process}, and {share - principal} are left to its user's processes"
+        elif 2 * (process + amount) + principal - process > share + 1:  # more than it leaves to others
+            most = (share + 1 - (principal - process)) // 2
+            holder = f"this client's process holds {process}, and may hold {most}, half of what its user's others leave"
         else:
             return
         self._refused[what.value] = self._refused.get(what.value, 0) + 1
@@ -167,6 +176,28 @@ class Quotas:
                 held[key] = left
             else:
                 held.pop(key, None)
+
+
+class _Rates(Generic[K]):
+    """Calls that somebody may make at once, and since when it is so, in seconds of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._known: dict[K, tuple[float, float]] = {}
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._known)
+
+    def left(self, key: K, now: float, rate: float) -> float:
+        """Calls that may be made now."""
+        left, since = self._known.get(key, (rate, now))
+        return min(rate, left + (now - since) * rate)
+
+    def spend(self, key: K, left: float, now: float) -> None:
+        """Count one of ``left`` calls."""
+        self._known.pop(key, None)
+        while len(self._known) >= MOST_RATES:
+            del self._known[next(iter(self._known))]
+        self._known[key] = (left - 1, now)  # the last now: who called longest ago comes first
 
 
 @dataclass(slots=True)

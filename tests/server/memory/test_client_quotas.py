@@ -43,6 +43,24 @@ def test_each_process_leaves_half_of_the_rest_to_the_next() -> None:
     assert quotas.held(PLANS) == 28 + 14 + 7 + 4 + 11
 
 
+@pytest.mark.parametrize("resource", list(Resource))
+def test_a_process_has_half_at_most_whether_bit_by_bit_or_at_once(resource: Resource) -> None:
+    for amounts in ([28], [27, 1], [1] * 28, [20, 8]):
+        quotas = Quotas({resource: 64})  # of which 56 are for one principal
+        for amount in amounts:
+            quotas.take(resource, client("a"), amount)
+        with pytest.raises(ResourceExhaustedError, match="may hold 28"):
+            quotas.take(resource, client("a"))
+    for amount in (29, 40, 56):
+        with pytest.raises(ResourceExhaustedError, match="holds 0, and may hold 28"):
+            Quotas({resource: 64}).take(resource, client("a"), amount)
+    quotas = Quotas({resource: 64})
+    quotas.take(resource, client("a"), 28)
+    with pytest.raises(ResourceExhaustedError, match="may hold 14"):
+        quotas.take(resource, client("b"), 15)
+    quotas.take(resource, client("b"), 14)
+
+
 def test_a_refusal_names_the_quota_its_value_and_who_holds_it() -> None:
     quotas = Quotas({PLANS: 16})
     quotas.take(PLANS, client("a"), 7)
@@ -89,16 +107,35 @@ def test_calls_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     quotas.called(client("a"))
 
 
+def test_a_principal_makes_twice_as_many_calls_as_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("tilewright_server.session.quotas.time.monotonic", lambda: now[0])
+    quotas = Quotas(call_rate=4)
+    for name in "aabbccdd":
+        quotas.called(client(name))
+    with pytest.raises(ResourceExhaustedError, match="user make more than 8 calls") as error:
+        quotas.called(client("e"))
+    assert error.value.retry_after_s == pytest.approx(0.125)
+    quotas.called(client("a", "uid:2"))
+    now[0] += 0.125
+    quotas.called(client("e"))
+    with pytest.raises(ResourceExhaustedError, match="user make"):
+        quotas.called(client("e"))
+    now[0] += 10
+    for _ in range(4):  # a refused call costs a process nothing
+        quotas.called(client("e"))
+
+
 def test_many_processes_give_nobody_a_new_rate_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates of the process that called longest ago are forgotten, and no others."""
     monkeypatch.setattr("tilewright_server.session.quotas.time.monotonic", lambda: 100.0)
     monkeypatch.setattr("tilewright_server.session.quotas.MOST_RATES", 4)
     quotas = Quotas(call_rate=2)
     for name in ("idle", "busy", "x", "y", "busy", "new", "newer"):
-        quotas.called(client(name))
-    assert [process for _, process in quotas._calls] == ["y", "busy", "new", "newer"]
+        quotas.called(client(name, f"uid:{name}"))
+    assert [process for _, process in quotas._processes] == ["y", "busy", "new", "newer"]
     with pytest.raises(ResourceExhaustedError):
-        quotas.called(client("busy"))
+        quotas.called(client("busy", "uid:busy"))
 
 
 @pytest.mark.parametrize(

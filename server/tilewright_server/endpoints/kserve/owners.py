@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import AccessError, CancelledError, NotFoundError
 from tilewright_server.clients.client import Client
+from tilewright_server.endpoints.kserve.charges import Debts
 from tilewright_server.endpoints.kserve.connections import (
     Connection,
     maps_object,
@@ -117,6 +118,7 @@ class Owners:
         self._ports: set[int] = set()
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, str], Owner] = {}
+        self.debts = Debts()
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -189,6 +191,7 @@ class Owners:
         self._wake.set()
         for owner in owners:
             self._sessions.close(owner.session)
+        self.debts.close()
 
     def _connections(self) -> list[Connection]:
         return open_connections(self._paths, self._ports)
@@ -218,8 +221,9 @@ class Owners:
                     _quietly(partial(owner.session.release_plan, plan.plan))
             if lease.isdisjoint(is_open):
                 self._end(key, owner, lease)
+        self.debts.look()
         with self._lock:
-            if not self._owners and not self._closed:
+            if not self._owners and not self.debts and not self._closed:
                 self._wake.clear()
 
     def _end(self, key: tuple[str, str], owner: Owner, lease: frozenset[int]) -> None:

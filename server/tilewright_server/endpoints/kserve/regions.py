@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
-from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_server.clients.client import Client
 from tilewright_server.devices.contract import IPC_KINDS, MemoryHandle
+from tilewright_server.endpoints.kserve.charges import Charge
 from tilewright_server.endpoints.kserve.owners import Owner, Owners, SharedRegion, no_region
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle
 from tilewright_server.memory.shm import MAX_REGION_BYTES, open_object
-from tilewright_server.session.quotas import Account, Resource
+from tilewright_server.session.objects import AnyRegion
+from tilewright_server.session.session import Session
 
 if TYPE_CHECKING:
     from tilewright_server.devices.registry import DeviceRegistry
@@ -22,22 +25,6 @@ __all__ = ["SharedMemory"]
 MAX_NAME = 256
 UNREGISTER_S = 60.0
 """How long unregistering waits for work in flight where the call has no deadline; the region goes with that work."""
-
-
-class Charge:
-    """Bytes of an object that count for its owner, whether it has touched their pages or not: the server makes those
-    of outputs. Thread-safe."""
-
-    def __init__(self, account: Account, nbytes: int) -> None:
-        """Raises ``ResourceExhaustedError``."""
-        account.take(Resource.KSERVE_REGION_BYTES, nbytes)
-        self._account = account
-        self._left = [nbytes]
-
-    def give(self) -> None:
-        """End the charge; later calls do nothing."""
-        with suppress(IndexError):
-            self._account.give(Resource.KSERVE_REGION_BYTES, self._left.pop())
 
 
 class SharedMemory:
@@ -55,14 +42,24 @@ class SharedMemory:
         plain = key.removeprefix("/")
         lease = self._owners.lease(client, plain)
         owner = self._owners.owner(client, lease)
-        end = offset + nbytes
-        charge = Charge(owner.session.account, end)
-        try:
-            region = owner.session.register(lambda: open_object(plain, end, uid, charge.give))
-        except BaseException:
-            charge.give()
-            raise
+        region = self._registered(owner.session, plain, offset + nbytes, uid)
         self._name(owner, SharedRegion(name, key, offset, nbytes, 0, region.id, lease))
+
+    def _registered(self, session: Session, name: str, nbytes: int, uid: int) -> AnyRegion:
+        """A region over an object. What is owed for its pages already is a part of the charge from now on, or stays."""
+        debts, opened = self._owners.debts, open_object(name, nbytes, uid)
+        try:
+            with debts.taken_over(opened.fd, opened.inode) as owed:
+                charge = Charge(session.account, nbytes, debts)
+                try:
+                    return session.register(
+                        lambda: replace(opened, fd=os.dup(opened.fd), filled=owed, on_release=charge.end)
+                    )
+                except BaseException:
+                    charge.end()
+                    raise
+        finally:
+            os.close(opened.fd)
 
     def register_device(self, client: Client, name: str, handle: bytes, ordinal: int, nbytes: int) -> None:
         """Register memory of a GPU by the handle of its driver. Raises what ``register_system`` does."""
