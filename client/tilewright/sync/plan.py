@@ -95,7 +95,7 @@ class Bound:
         waiting for its end.
         """
         state = self._state
-        if timeout is None and state.run_here():
+        if timeout is None and (((quick := state.quick_here) is not None and quick()) or state.run_here()):
             return state.result
         if timeout is None and (go := state.quick()) is not None:
             try:
@@ -114,7 +114,10 @@ class Bound:
         With ``wait`` the stream waits for its end, so that later work on the stream sees the result; without, nothing
         does until ``Launch.wait`` or ``Launch.synchronize``. On a CPU it is run, and is over when this returns.
         """
-        state, place = self._state, None if stream is None else stream_handle(stream)
+        state = self._state
+        if stream is None and (quick := state.quick_here) is not None and (now := quick()):
+            return Launch(state.here.outcome(now), state.result)  # type: ignore[union-attr]
+        place = None if stream is None else stream_handle(stream)
         if (here := state.launch_here(place)) is not None:
             return Launch(here, state.result)
         if (go := state.quick()) is not None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from tilewright.tensor.interop import UNKNOWN, DeviceTensor, recognise, recognis
 from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc
 from tilewright.types.addresses import address_of
+from tilewright.types.report import Report
 from tilewright.types.spec import Spec, fresh
 from tilewright_proto.v1 import dispatch_pb2, local_pb2
 
@@ -50,6 +51,13 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
+
+
+class Closing(Protocol):
+    """A plan, as far as its launches look at it."""
+
+    core: Core
+    closed: bool
 
 
 class InPlace:
@@ -265,11 +273,36 @@ class BoundInPlace:
         """Raises what the library finds wrong."""
         if not self.tensors:
             return Launched(self.run())
-        place = self.enqueue(stream)
+        return self.outcome(self.enqueue(stream))
+
+    def outcome(self, place: int) -> Launched:
+        """The outcome of a launch on a stream of the GPU."""
         last = self._last
         if last.stream != place:
             last = self._last = Launched(stream=place, gpu=self._gpu, ordinal=self._ordinal)
         return last
+
+    def quick(self, plan: Closing, told: Callable[[], Report]) -> Callable[[], int] | None:
+        """A function that launches on the current stream of the GPU, and returns the stream; 0 if the launch is to be
+        made by ``enqueue``. ``told`` is its report. ``None`` for a CPU, and in processes with several GPUs.
+
+        Small kernels follow each other as fast as the host launches them: what it looks up is looked up once.
+        """
+        if not self.tensors or self.here.several:
+            return None
+        launch, number, current, default, forks = self._launch, self._handle, self._current, self._default, self._forks
+        core = plan.core
+
+        def launched() -> int:
+            if plan.closed or core.closed or forks != _forks:
+                return 0
+            place = current() or LEGACY_STREAM
+            if launch(number, default if place == LEGACY_STREAM else place):
+                return 0
+            core.report = told
+            return place
+
+        return launched
 
     def enqueue(self, stream: int | None = None) -> int:
         """Launch on a stream of the GPU, by default the current one; returns which it was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewright.dispatch.bindings.binding import Binding, Go, Launched, bind, can_bind, launcher, watched
@@ -56,6 +56,8 @@ class BoundState:
         """The report of the plan that is bound here, which stays when the plan takes a better kernel."""
         self._launched_here = functools.partial(launch_report, plan.report, 0, "caller")
         """The report of a launch on a GPU in this process."""
+        self.quick_here: Callable[[], int] | None = None
+        """Launches on the current stream of a GPU in this process, and returns it; 0 if the long way is to be taken."""
         self._queued = functools.partial(launch_report, plan.report, 0)
         """The report of a launch that was not waited for."""
         self._kept_until = 0.0
@@ -82,6 +84,7 @@ class BoundState:
             else:
                 self.result, self._report = self.views.tensor(self.here.result), plan.report
                 self._launched_here = functools.partial(launch_report, plan.report, 0, "caller")
+                self.quick_here = self.here.quick(plan, self._launched_here)
                 return self
         yield from self.loaded()
         return self

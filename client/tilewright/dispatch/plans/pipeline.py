@@ -30,6 +30,8 @@ _LAUNCH, _REPLY, _TIME = frames.LAUNCH, frames.REPLY, frames.TIME
 class LaunchBase:
     """One launch, which may be under way."""
 
+    __slots__ = ("__weakref__", "_finished", "_launched", "out")
+
     def __init__(self, launched: Launched, out: Any) -> None:
         self._launched = launched
         self._finished = launched.over
