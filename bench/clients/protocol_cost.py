@@ -7,8 +7,9 @@ Starts servers of its own and takes turns between two ways, so that whatever els
 median of the turns' ratios is printed, with quartiles, of the server's and the client's processor time and of the
 median latency. `kserve`: the same product, operands and result inside of messages, by `Dispatch.Run` and by
 `ModelInfer`, and of prepared plans by `Execute` and `ModelInfer`, with generated messages over one channel. `watched`:
-`Dispatch.Run` on a server without metrics and logs, on one that is scraped every second and logs in JSON, and on one
-that traces 1 % of the calls, to an address where nobody listens.
+`Dispatch.Run` on a server without metrics and logs, on another of the same (whose ratio shows how far figures can be
+trusted), on one that is scraped every second and logs in JSON, and on one that traces 1 % of the calls, to an address
+where nobody listens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,14 +206,17 @@ def of_kserve(given: argparse.Namespace) -> None:
 
 
 def of_watching(given: argparse.Namespace) -> None:
-    quiet = PrivateServer((*FLAGS, "--log-level", "error", "--slow-call-s", "0"))
+    plain = (*FLAGS, "--log-level", "error", "--slow-call-s", "0")
+    quiet, control = PrivateServer(plain), PrivateServer(plain)
     watched = PrivateServer((*FLAGS, "--log-format", "json", "--http-listen", str(PORT)))
     traced = PrivateServer(
         (*FLAGS, "--log-level", "error", "--trace-endpoint", "http://127.0.0.1:9", "--trace-ratio", "0.01")
     )
-    servers = {"neither": quiet, "metrics and logs": watched, "traces of 1 %": traced}
-    with quiet as first, watched as second, traced as third, scraped(PORT):
-        channels = [grpc.insecure_channel(target) for target in (first, second, third)]
+    servers = {"neither": quiet, "neither, once more": control, "metrics and logs": watched, "traces of 1 %": traced}
+    with ExitStack() as running:
+        targets = [running.enter_context(server) for server in servers.values()]
+        running.enter_context(scraped(PORT))
+        channels = [grpc.insecure_channel(target) for target in targets]
         for side in given.sides:
             a = np.ones((side, side), np.float32)
             ways = {

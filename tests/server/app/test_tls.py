@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import signal
@@ -100,6 +101,42 @@ def test_clients_of_the_authority_compute_and_others_do_not_get_in(tmp_path: Pat
         refused(tw.AccessError, "revoked", lambda: client(server, authority, withdrawn))
         with pytest.raises(tw.UnavailableError):  # without TLS
             tw.connect(server.addresses[0], timeout=2)
+
+
+@pytest.mark.parametrize("relay", [True, False])
+def test_who_is_revoked_while_connected_is_refused_from_the_next_call_on(
+    tmp_path: Path, authority: Authority, relay: bool
+) -> None:
+    policy, listed = tmp_path / "policy.toml", tmp_path / "crl.pem"
+    names = ("alice", "bob", "carol")
+    entry = f"[[principal]]\nname = 'all'\nroles = ['dispatch']\ncertificate = {list(names)}\n"
+    policy.write_text(entry)
+    signed = {name: authority.sign(name) for name in names}
+    authority.revoke(listed)
+    a = np.eye(4, dtype=np.float32)
+    settings = {"tls_client_ca": authority.path, "tls_crl": listed, "policy": policy, "relay": relay}
+    with serving(tmp_path, authority, **settings) as server, contextlib.ExitStack() as opened:
+        clients = {name: opened.enter_context(client(server, authority, who)) for name, who in signed.items()}
+
+        def answers(name: str) -> str:
+            try:
+                return str((clients[name].gemm(a, a) == a).all())
+            except tw.AccessError as error:
+                return error.rule
+
+        assert [answers(name) for name in names] == ["True"] * 3
+        listed.write_text("no list")  # the one before stays
+        server.signal(signal.SIGHUP)
+        assert eventually(lambda: "the certificates stay as they are" in server.log()), server.log()
+        assert [answers(name) for name in names] == ["True"] * 3
+        authority.revoke(listed, signed["alice"])
+        fingerprint = signed["bob"].fingerprint
+        policy.write_text(f"revoked = ['{fingerprint}']\n{entry}")
+        server.signal(signal.SIGHUP)
+        assert eventually(lambda: answers("bob") == "revoked"), server.log()
+        assert [answers(name) for name in names] == ["revoked", "revoked", "True"]
+        for name in ("alice", "bob"):
+            refused(tw.AccessError, "revoked", lambda name=name: client(server, authority, signed[name]))
 
 
 def test_roles_say_who_may_build_tune_and_read_statistics(tmp_path: Path, authority: Authority) -> None:
