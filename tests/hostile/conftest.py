@@ -7,4 +7,5 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SERVER = HERE.parent / "server"
-sys.path[:0] = [str(SERVER / "rpc"), str(SERVER / "local"), str(SERVER / "app"), str(HERE)]
+CLIENT = HERE.parent / "client"
+sys.path[:0] = [str(SERVER / "rpc"), str(SERVER / "local"), str(SERVER / "app"), str(CLIENT), str(HERE)]

@@ -26,6 +26,7 @@ STRANGER = 54321
 RUN = "/tilewright.v1.Dispatch/Run"
 WAIT_S = 20.0
 PAGE = 4096
+WINDOW = [("grpc.http2.lookahead_bytes", 64 * 1024), ("grpc.http2.bdp_probe", 0)]
 GEMM = [sys.executable, str(Path(__file__).parents[1] / "server" / "app" / "operation_server.py"), "gemm"]
 
 
@@ -103,6 +104,13 @@ def channel(address: str) -> grpc.Channel:
         ("grpc.max_send_message_length", -1),
     ]
     return grpc.insecure_channel(address, options=options)
+
+
+def unread(address: str, path: str, request: bytes, count: int) -> tuple[Any, list[Any]]:
+    """Calls whose replies nobody reads: a stream of replies that is never asked for one."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1), *WINDOW]
+    way = grpc.insecure_channel(address, options=options)
+    return way, [way.unary_stream(path)(request) for _ in range(count)]
 
 
 def healthy(address: str) -> bool:

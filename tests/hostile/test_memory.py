@@ -6,11 +6,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
-from hostile_servers import LIMITED, RUN, WAIT_S, Peak, bystander_lives, channel
+from hostile_servers import LIMITED, RUN, WAIT_S, WINDOW, Peak, bystander_lives, channel, unread
 from rpc_harness import FAKE, Client, ServerProcess, detail_of, eventually, refused
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
@@ -18,14 +17,6 @@ from tilewright_proto.v1 import memory_pb2 as mp
 from tilewright_proto.v1 import tensor_pb2 as tp
 
 MIB = 1 << 20
-WINDOW = [("grpc.http2.lookahead_bytes", 64 * 1024), ("grpc.http2.bdp_probe", 0)]
-
-
-def unread(address: str, path: str, request: bytes, count: int) -> tuple[Any, list[Any]]:
-    """Calls whose replies nobody reads: a stream of replies that is never asked for one."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1), *WINDOW]
-    way = grpc.insecure_channel(address, options=options)
-    return way, [way.unary_stream(path)(request) for _ in range(count)]
 
 
 def buffer_of(client: Client, nbytes: int) -> int:
