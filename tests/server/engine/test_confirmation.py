@@ -15,6 +15,7 @@ import vector_operation
 from engine_harness import BEST, Vectors, plan
 from vector_operation import VectorConfig, request
 
+from tilewright_server.clients.client import Priority
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import Engine
 from tilewright_server.engine.measurements.database import PerfDatabase
@@ -115,6 +116,27 @@ def test_a_choice_that_stands_is_not_recorded_and_not_tried_again(
     assert len(database) == 0
     assert not confirming.confirm(problem)
     assert plan(engine, N).kernels == (BEST,)
+
+
+def test_it_computes_and_compiles_behind_everybody_else(
+    made: tuple[Engine, PerfDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, database = made
+    problem = hot(engine)
+    urgencies, submit = [], engine.pool.submit
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        urgencies.append(int(kwargs["client"].priority))
+        return submit(*args, **kwargs)
+
+    monkeypatch.setattr(engine.pool, "submit", noted)
+    classes = engine.statistics.operation("vector").classes
+    before = [item.success for item in classes]
+    assert confirmation(engine, database).confirm(problem)
+    after = [item.success for item in classes]
+    assert after[Priority.BACKGROUND] > before[Priority.BACKGROUND]
+    assert after[: Priority.BACKGROUND] == before[: Priority.BACKGROUND]
+    assert urgencies and set(urgencies) == {Priority.BACKGROUND}
 
 
 def test_no_more_kernels_are_compiled_than_allowed(made: tuple[Engine, PerfDatabase]) -> None:

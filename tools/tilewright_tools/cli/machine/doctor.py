@@ -317,13 +317,22 @@ def _fleet() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    """Clients hand over memory files; the server opens them through the process table."""
+    """Clients hand over memory files; the server opens them through the process table and makes no page of theirs."""
+    from tilewright_server.memory.shm import Mapping
+
     fd = os.memfd_create("tilewright-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.truncate(fd, 4096)
         with Path(f"/proc/{os.getpid()}/fd/{fd}").open("r+b"):
             pass
-        yield Finding("shared memory", "ok", "sealed memory files work")
+        mapping = Mapping(fd, 4096)
+        guarded = mapping.is_guarded
+        mapping.close()
+        if guarded:
+            yield Finding("shared memory", "ok", "sealed memory files work; pages that clients take away stay away")
+        else:
+            detail = "sealed memory files work; pages that clients take away are made anew, and charged to the server"
+            yield Finding("shared memory", "note", detail, "allow userfaultfd(2), and build libtilewright (make setup)")
     except OSError as error:
         yield Finding(
             "shared memory",
