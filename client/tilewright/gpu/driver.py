@@ -7,6 +7,7 @@ for longer than a call: memory that is to be shared was allocated by someone, wh
 from __future__ import annotations
 
 import ctypes
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -253,10 +254,25 @@ class GpuDriver(ABC):
         return fd.value
 
     def open_legacy(self, ordinal: int, data: bytes) -> int:
-        """Map an allocation of another process; returns its base. Undone by ``close_legacy``."""
+        """Map an allocation of another process; returns its base. Undone by ``close_legacy``. Raises
+        ``UnsupportedError`` for one of a process that drivers take for this one.
+        """
         address = c_uint64()
         with self.current(ordinal):
-            self.call(self.names.open_memory, byref(address), Handle.from_buffer_copy(data), _PEER_ACCESS)
+            function = self._function(self.names.open_memory)
+            code = function(byref(address), Handle.from_buffer_copy(data), _PEER_ACCESS)
+        if code == INVALID_CONTEXT:
+            raise UnsupportedError(
+                f"{self.title} takes the memory for this process's own: its owner has the same number in another PID "
+                "namespace",
+                field="process",
+                value=os.getpid(),
+                rule="memory_own_process",
+                fix="share the server's PID namespace (--pid=container:..., shareProcessNamespace), or let PyTorch or "
+                "CuPy allocate: pass out=",
+            )
+        if code:
+            raise self._error(self.names.open_memory, code)
         return address.value
 
     def close_legacy(self, ordinal: int, base: int) -> None:

@@ -224,6 +224,11 @@ def test_memory_is_refused_where_process_numbers_are_equal_and_the_cause_is_name
             client.gemm(OnGpu(there, a), OnGpu(there, b))
         assert caught.value.rule == "memory_own_process"
         assert "namespace" in caught.value.fix
+        with pytest.raises(tw.UnsupportedError) as caught:  # the other way: the server's memory in this process
+            client.device_empty((64, 48), "fp16", device="hip:0")
+        assert caught.value.rule == "memory_own_process"
+        assert (caught.value.field, caught.value.value) == ("process", str(os.getpid()))
+        assert "namespace" in caught.value.fix
         check(client.gemm(a, b), a, b)
 
 
