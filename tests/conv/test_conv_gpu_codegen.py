@@ -49,6 +49,22 @@ def kernels(direction: Direction, arch: ArchSpec) -> tuple[ConvConfig, ...]:
     return KERNEL_SETS[direction]["default"].expand(arch, RULES)
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "turned"),
+    [
+        ("gfx950", {}, True),
+        ("gfx950", {"dtype_in": "fp16", "tile": (224, 64, 32), "wave": (2, 2, 1)}, True),
+        ("gfx950", {"tile": (256, 128, 32), "wave": (2, 2, 1), "warp_tile": (32, 32, 16)}, False),
+        ("gfx942", {"warp_tile": (16, 16, 16)}, False),
+    ],
+)
+def test_weights_are_transposed_by_lds_where_it_can(name: str, more: dict[str, Any], turned: bool) -> None:
+    fields = {"pipeline": "taps", "tile": (208, 128, 32), "wave": (1, 4, 1), "warp_tile": (16, 16, 32)}
+    fields |= {"vector_sizes": (8, 8, 8), "dtype_in": "bf16"} | more
+    text = generate(ConvBackwardDataConfig.from_dict(fields), tilewright_arch.load(name)).text
+    assert ("conv/turned_taps.hpp" in text, "conv/taps.hpp" in text) == (turned, not turned)
+
+
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", GPUS)
 def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str, direction: Direction) -> None:

@@ -21,6 +21,7 @@ class TapMutant(ConvMutant):
 
 
 SOURCES, LOOP, TAPS = "amd/conv/sources.hpp", "amd/conv/loop.hpp", "conv/taps.hpp"
+TURNED = "conv/turned_taps.hpp"
 
 TAP_MUTANTS = [
     # waits and barriers
@@ -130,6 +131,47 @@ TAP_MUTANTS = [
         "k = min_of(k + Config::tile_k, from.a.last);",
         "k += Config::tile_k;",
         "forward_line",
+    ),
+    # weights that are transposed as they are read
+    TapMutant(
+        "lanes read the columns that they get",
+        TURNED,
+        "column = first + line % 4 * 4;",
+        "column = first + line / 4 * 4;",
+        "data_turned",
+        arch="gfx950",
+    ),
+    TapMutant(
+        "both halves of 8 of k are the first one",
+        TURNED,
+        "Tile::offset(own + half * 4, column / 8)",
+        "Tile::offset(own, column / 8)",
+        "data_turned",
+        arch="gfx950",
+    ),
+    TapMutant(
+        "all groups of lanes have the first one's k",
+        TURNED,
+        "own = group * 8 + line / 4",
+        "own = line / 4",
+        "data_turned",
+        arch="gfx950",
+    ),
+    TapMutant(
+        "columns from the 128th on are the first ones",
+        TURNED,
+        " + to_column / 256 * 256 +",
+        " +",
+        "data_turned_wide",
+        arch="gfx950",
+    ),
+    TapMutant(
+        "slices of a step are all the first one",
+        TURNED,
+        "(uint32_t)(kk * kGroups * 8 * Tile::line_bytes)",
+        "(uint32_t)(kk * 0)",
+        "data_turned_phases",
+        arch="gfx950",
     ),
     # slices
     TapMutant(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from emulator_text import ALL, CDNA, RDNA, Bench, Words
 
-from tilewright_emulator.errors import Misaligned, OutOfBounds
+from tilewright_emulator.errors import Misaligned, OutOfBounds, UnknownInstruction
 from tilewright_emulator.memory.allocations import Memory
 
 BASE = 0x7000_0000_0000
@@ -227,6 +227,22 @@ def test_lanes_exchange_values(arch: str) -> None:
     w = Bench(arch, vectors=vectors).run(text)
     assert np.array_equal(w.u32[4][0], values[index])
     assert np.array_equal(w.u32[6][0][target], values)
+
+
+def test_transposing_reads_exchange_elements_among_sixteen_lanes() -> None:
+    """Each lane names four elements of its own; together they are blocks of 4 lines and 16 columns, if lanes say so."""
+    matrix = np.arange(16 * 16, dtype=np.uint16).reshape(16, 16)  # 16 of k, and columns
+    lane = np.arange(64)
+    group, line = lane // 16, lane % 16
+    places = (group * 4 + line // 4) * 32 + line % 4 * 8
+    stored = {f"v{8 + i}": matrix.reshape(64, 4).view(np.uint32)[:, i].copy() for i in range(2)}
+    vectors = {"v2": (lane * 8).astype(np.uint32), "v3": places.astype(np.uint32), **stored}
+    text = f"ds_write_b64 v2, v[8:9]\n{wait('gfx950')}\nds_read_b64_tr_b16 v[12:13], v3\n{wait('gfx950')}"
+    w = Bench("gfx950", lds=2048, vectors=vectors).run(text)
+    found = np.stack([w.u32[12][0], w.u32[13][0]], axis=1).copy().view(np.uint16)
+    assert np.array_equal(found, np.stack([matrix[group * 4 + k, line] for k in range(4)], axis=1))
+    with pytest.raises(UnknownInstruction, match="some lanes"):
+        Bench("gfx950", lds=2048, vectors=vectors).run(f"s_mov_b64 exec, 0xff\n{text}")
 
 
 @pytest.mark.parametrize(

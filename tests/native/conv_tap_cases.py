@@ -20,10 +20,12 @@ class TapConfig(ConvGpuConfig):
     wave_size: int = 64
     stages: int = 2
     warp_tile: tuple[int, int, int] = (16, 16, 16)
+    turned: bool = False
+    """True if the LDS transposes weights as it is read, which that of gfx950 can."""
 
     @property
     def header(self) -> str:
-        return "conv/taps.hpp"
+        return "conv/turned_taps.hpp" if self.turned else "conv/taps.hpp"
 
 
 DATA: dict[str, Any] = {"direction": "backward_data", "b_col": False}
@@ -45,6 +47,7 @@ CUBE = Shape(
 )  # fmt: skip
 BACK = Shape(n=2, c=40, k=64, size=(1, 9, 7))
 BACK_STRIDED = Shape(n=2, c=48, k=128, groups=2, stride=(1, 2, 3), dilation=(1, 2, 1), begin=(0, 2, 1), end=(0, 1, 2))
+BACK_WIDE = Shape(n=1, c=200, k=32, size=(1, 3, 4))
 BACK_CUBE = Shape(
     n=1, c=48, k=64, groups=2, size=(5, 4, 6), filter=(3, 2, 3), begin=(1, 1, 2), end=(1, 0, 1), ndim=3,
 )  # fmt: skip
@@ -99,6 +102,18 @@ CASES: dict[str, tuple[TapConfig, list[dict[str, Any]]]] = {
         ),
         [{"shape": BACK}],
     ),
+    "data_turned": (
+        ONE_SLICE.replace(**DATA, turned=True, tile=(48, 64, 32)),
+        [{"shape": BACK}, {"shape": BACK, "gap": 8}],
+    ),
+    "data_turned_phases": (
+        DEEP.replace(**DATA, turned=True, tile=(48, 128, 64), wave=(1, 4), grouped=True, linear_rows=False),
+        [{"shape": BACK_STRIDED}],
+    ),
+    "data_turned_wide": (
+        ONE_SLICE.replace(**DATA, turned=True, tile=(32, 256, 32), wave=(2, 1)),
+        [{"shape": BACK_WIDE}],
+    ),
     "data_slices_of_k": (ONE_SLICE.replace(**DATA, split_k=2), [{"shape": BACK, "split_k": 2}]),
 }
 LARGER = {"gfx950": {("fp16", 16): (16, 16, 32), ("fp16", 32): (32, 32, 16), ("bf16", 16): (16, 16, 32)}}
@@ -108,6 +123,8 @@ LARGER = {"gfx950": {("fp16", 16): (16, 16, 32), ("fp16", 32): (32, 32, 16), ("b
 def config_of(name: str, arch: str) -> TapConfig | None:
     """The case's kernel on an arch; None if the arch has no instruction for it."""
     config = CASES[name][0]
+    if config.turned and arch != "gfx950":
+        return None
     warp = LARGER.get(arch, {}).get((config.a, config.warp_tile[0]), config.warp_tile)
     key = f"{config.a}_{config.b}_{'int32' if config.a == 'int8' else 'fp32'}"
     offered = tilewright_arch.load(arch).warp_tiles.get(key, ())

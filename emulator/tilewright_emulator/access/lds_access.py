@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from tilewright_emulator.decode.registry import Step, builder
+from tilewright_emulator.errors import UnknownInstruction, WaveFault
 from tilewright_emulator.isa.arch import Arch
 from tilewright_emulator.isa.instruction import Instruction, register_bits
 from tilewright_emulator.isa.registers import Array
@@ -115,6 +116,29 @@ def _load(instruction: Instruction, arch: Arch) -> Step:
         lds_pending(w, counters, registers, [(places, size)], False)
         if w.run.checks.traffic:
             count_lds(w, addresses, size, reads=True)
+
+    return step
+
+
+def _load_turned(instruction: Instruction, arch: Arch) -> Step:
+    """Four elements of 16 bits a lane, exchanged among 16 lanes: of element e of lane l are those of its own number
+    modulo 4 of lane l / 4 + 4 e. ("CDNA4 Instruction Set Architecture", MFMA Transpose Load from LDS.)
+    """
+    first, address = instruction.operand(0).index, instruction.operand(1).index
+    offset, registers = instruction.number("offset"), register_bits(instruction.operand(0))
+    counters, lanes = counters_of(arch, "lds"), np.arange(16)
+
+    def step(w: Waves) -> None:
+        if not w.full and not w.exec.all():
+            raise WaveFault(UnknownInstruction, 0, "transposing reads by some lanes of a wave alone are undefined")
+        addresses = _addresses(w, address, offset)
+        data, places = lds_load(w, addresses, 8)
+        blocks = data.view(np.uint16).reshape(-1, 16, 4)
+        turned = blocks[:, lanes[:, None] // 4 + 4 * np.arange(4), lanes[:, None] % 4]
+        w.load_registers(first, np.ascontiguousarray(turned).reshape(-1, 4).view(np.uint8))
+        lds_pending(w, counters, registers, [(places, 8)], False)
+        if w.run.checks.traffic:
+            count_lds(w, addresses, 8, reads=True)
 
     return step
 
@@ -261,5 +285,6 @@ builder(
     "ds_write2_b32", "ds_write2_b64", "ds_write2st64_b32", "ds_write2st64_b64", "ds_store_2addr_b32",
     "ds_store_2addr_b64", "ds_store_2addr_stride64_b32", "ds_store_2addr_stride64_b64", written=0,
 )(_store_two)  # fmt: skip
+builder("ds_read_b64_tr_b16")(_load_turned)
 builder("ds_bpermute_b32", "ds_permute_b32")(_permute)
 builder("ds_swizzle_b32")(_swizzle)

@@ -71,8 +71,15 @@ def render_gpu(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
     entries = {GPU_EXPORTS[name]: symbol if name == "TW_CONV_KERNEL" else f"{symbol}_convert" for name in macros}
     exports = "\n".join(f"{name}({entries[GPU_EXPORTS[name]]}, Config)" for name in macros)
     more = "\n" + _template("conv_gpu_config.in").substitute(_gpu_constants(config, arch)).strip("\n")
-    text = _unit(template_of(config.pipeline, arch.kind), config, header_of(config), more, exports)
+    header = "turned_taps.hpp" if turns_weights(config, arch) else header_of(config)
+    text = _unit(template_of(config.pipeline, arch.kind), config, header, more, exports)
     return SourceUnit(config.name, arch.kind, text, entries, plugin_version=__version__)
+
+
+def turns_weights(config: ConvConfig, arch: ArchSpec) -> bool:
+    """True for kernels of the image's gradient whose weights the LDS transposes as it is read."""
+    fits = config.warp_tile[1] == 16 and config.tile[1] in (64, 128, 256) and config.dtype_in.bytes == 2
+    return arch.id == "gfx950" and config.pipeline == "taps" and config.direction is Direction.BACKWARD_DATA and fits
 
 
 def gpu_exports_of(config: ConvConfig) -> tuple[str, ...]:
