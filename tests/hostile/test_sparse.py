@@ -58,7 +58,7 @@ def test_the_server_makes_no_page_for_a_sparse_operand(tmp_path: Path, sealed: b
 def test_a_container_that_is_smaller_than_what_clients_share_is_not_filled(tmp_path: Path) -> None:
     """A file of 1 GiB without pages, sealed, had the kernel end a server that may have 700 MB. Pages that the client
     made before are the client's: the server writes into all of them."""
-    part = GIB // 4
+    part = GIB // 8
     with (
         limited_group("memory", "memory.max", 700_000_000) as group,
         ServerProcess(tmp_path, [*group, *FAKE]) as server,
@@ -220,15 +220,7 @@ def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_pa
             except grpc.RpcError as error:
                 assert detail_of(error).field == "kserve_region_bytes"
                 continue
-            request = ip.ModelInferRequest(
-                model_name="tilewright.gemm", raw_input_contents=[bytes(4 * 8 * rows), bytes(4 * 8 * rows)]
-            )
-            for operand, shape in (("a", (rows, 8)), ("b", (8, rows))):
-                request.inputs.add(name=operand, datatype="FP32", shape=shape)
-            there = request.outputs.add(name="out").parameters
-            there["shared_memory_region"].string_param = name
-            there["shared_memory_byte_size"].int64_param = nbytes
-            call("ModelInfer", request, ip.ModelInferResponse)
+            call("ModelInfer", product(name, rows), ip.ModelInferResponse)
             assert path.stat().st_blocks * 512 >= nbytes
             filled += 1
             if unregisters:  # the object stays, and its pages
@@ -241,6 +233,39 @@ def test_pages_of_results_that_the_server_makes_do_not_fill_its_container(tmp_pa
             register = ip.SystemSharedMemoryRegisterRequest(name="last", key=last_object(objects), byte_size=nbytes)
             call("SystemSharedMemoryRegister", register, ip.SystemSharedMemoryRegisterResponse)
         bystander_lives(server.addresses[0], statistics=True)
+
+
+@pytest.mark.extended
+def test_a_server_that_fills_nothing_refuses_results_without_pages(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path, GEMM, cpu_threads=1, kserve_fill="false") as server,
+        grpc.insecure_channel(server.addresses[0]) as channel,
+    ):
+        path = Path("/dev/shm", f"tilewright_unfilled_{os.getpid()}")
+        with path.open("wb") as file:
+            file.truncate(4 * 64 * 64)
+        try:
+            register = ip.SystemSharedMemoryRegisterRequest(name="r", key=path.name, byte_size=4 * 64 * 64)
+            kserve(channel, "SystemSharedMemoryRegister", register, ip.SystemSharedMemoryRegisterResponse)
+            with refused("invalid_argument", "region_populated"):
+                kserve(channel, "ModelInfer", product("r", 64), ip.ModelInferResponse)
+            assert path.stat().st_blocks == 0
+            path.write_bytes(bytes(4 * 64 * 64))
+            kserve(channel, "ModelInfer", product("r", 64), ip.ModelInferResponse)
+        finally:
+            path.unlink()
+
+
+def product(region: str, rows: int) -> ip.ModelInferRequest:
+    """A product of ``rows`` by ``rows`` whose result goes into a region."""
+    operand = bytes(4 * 8 * rows)
+    request = ip.ModelInferRequest(model_name="tilewright.gemm", raw_input_contents=[operand, operand])
+    for name, shape in (("a", (rows, 8)), ("b", (8, rows))):
+        request.inputs.add(name=name, datatype="FP32", shape=shape)
+    there = request.outputs.add(name="out").parameters
+    there["shared_memory_region"].string_param = region
+    there["shared_memory_byte_size"].int64_param = 4 * rows * rows
+    return request
 
 
 def last_object(objects: contextlib.ExitStack) -> str:

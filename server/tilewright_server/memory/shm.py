@@ -218,11 +218,11 @@ def unlink_posix(name: str, inode: tuple[int, int]) -> None:
             os.unlink(path)  # noqa: PTH108
 
 
-def open_object(name: str, nbytes: int, uid: int) -> OpenedFile:
+def open_object(name: str, nbytes: int, uid: int, *, fills: bool = True) -> OpenedFile:
     """Open the POSIX shared-memory object ``name``, under any name, if it belongs to the user ``uid``.
 
-    Clients that name objects so do not touch the pages of outputs: they are made as outputs are written. Errors as for
-    ``open_memfd``.
+    Clients that name objects so do not touch the pages of outputs: with ``fills`` they are made as outputs are written.
+    Errors as for ``open_memfd``.
     """
     if not OBJECT_NAME.match(name) or name in (".", ".."):
         raise InvalidArgumentError(
@@ -243,7 +243,7 @@ def open_object(name: str, nbytes: int, uid: int) -> OpenedFile:
         writable = status.st_mode & (stat.S_IRUSR | stat.S_IWUSR) == stat.S_IRUSR | stat.S_IWUSR
         if status.st_uid != uid or not writable or status.st_nlink != 1 or not _is_tmpfs(opened):
             raise not_there()
-        return replace(_checked(opened, nbytes, sealable=False), fills=True)
+        return replace(_checked(opened, nbytes, sealable=False), fills=fills)
     except BaseException as error:
         os.close(opened)
         if isinstance(error, OSError):

@@ -395,6 +395,13 @@ class Settings(Rates):
         "Shared memory that clients of that protocol may register together: pages of outputs that they did not touch"
         " are made by the server. A quarter of the container's memory at most.",
     )
+    kserve_fill: bool = _setting(
+        True,
+        "flag",
+        kinds.flag,
+        "Make pages of results of that protocol that clients did not touch. `false`: such results are refused, and no"
+        " page of shared memory is the server's.",
+    )
     http_listen: str = _setting(
         "",
         "address",

@@ -50,6 +50,7 @@ def serve_kserve(
         lambda: not host.readiness.reason,
         settings.log_level,
         open_socket=settings.socket_mode != "600",
+        fill=settings.kserve_fill,
     )
     parts.callback(servicer.close)
     server = host.rpc.serve(servicer, SERVICE, apart=bool(addresses))

@@ -30,7 +30,9 @@ UNREGISTER_S = 60.0
 class SharedMemory:
     """Registers, lists and ends regions. Thread-safe."""
 
-    def __init__(self, owners: Owners, devices: DeviceRegistry) -> None:
+    def __init__(self, owners: Owners, devices: DeviceRegistry, *, fill: bool = True) -> None:
+        """``fill``: pages of results that their owner did not touch are made."""
+        self._fill = fill
         self._owners = owners
         self._devices = devices
 
@@ -47,7 +49,7 @@ class SharedMemory:
 
     def _registered(self, session: Session, name: str, nbytes: int, uid: int) -> AnyRegion:
         """A region over an object. What is owed for its pages already is a part of the charge from now on, or stays."""
-        debts, opened = self._owners.debts, open_object(name, nbytes, uid)
+        debts, opened = self._owners.debts, open_object(name, nbytes, uid, fills=self._fill)
         try:
             with debts.taken_over(opened.fd, opened.inode) as owed:
                 charge = Charge(session.account, nbytes, debts)

@@ -40,13 +40,15 @@ EXTENSIONS = (
 class KServeServicer:
     """Operations and plans as models."""
 
-    def __init__(self, service: Service, ready: Callable[[], bool], log_level: str, *, open_socket: bool) -> None:
-        """``ready`` says if clients should be sent here; for the rest see ``Owners``."""
+    def __init__(
+        self, service: Service, ready: Callable[[], bool], log_level: str, *, open_socket: bool, fill: bool
+    ) -> None:
+        """``ready`` says if clients should be sent here; for the rest see ``Owners`` and ``SharedMemory``."""
         self._ready = ready
         self._log_level = log_level
         self._owners = Owners(service.sessions, open_socket=open_socket)
         self._models = Models(service.engine.operations)
-        self._memory = SharedMemory(self._owners, service.engine.devices)
+        self._memory = SharedMemory(self._owners, service.engine.devices, fill=fill)
         self._inference = Inference(service, self._models, self._owners, self._memory)
 
     def listen(self, paths: Collection[str], ports: Collection[int]) -> None:
