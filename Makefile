@@ -54,7 +54,8 @@ test-all: $(DEV_READY) ## The tests of both in one run, which is cheaper than tw
 test-exhaustive: $(DEV_READY) ## All of the sets of which `make test-all` has a covering part; minutes
 	@$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive $(PYTEST_ARGS) tests
 
-soak: $(DEV_READY) ## Clients of all kinds, hostile ones too, against one server for ten minutes; 100,000 mutated bundles; 200,000 malformed requests of KServe; SOAK_ARGS="--minutes 60"
+SOAK_ARGS ?= --hostile 1000000
+soak: $(DEV_READY) ## Clients of all kinds, a million hostile requests among theirs, for ten minutes; 100,000 mutated bundles; 200,000 malformed requests of KServe; SOAK_ARGS="--minutes 60"
 	@$(BIN)/python -m tests.soak $(SOAK_ARGS)
 	@$(BIN)/python -m pytest -n 0 -rP -m exhaustive tests/native/test_fuzz_bundles.py tests/kserve/test_fuzz_requests.py
 

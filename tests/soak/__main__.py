@@ -1,10 +1,12 @@
 """Clients of all kinds against one server: ``python -m tests.soak --minutes 10 --seed 1 --hostile 1000000``.
 
-Clients send packets and messages that are wrong, products that are checked, and floods; some are killed, stopped and
-continued; the cache is too small for what is asked of it; the process of a simulated GPU is killed. Meanwhile health is
-asked for every second. Prints what the server held at the start and at the end, and ends with 1 if it died, did not
-answer, computed anything wrong, said anything without a type, or (in two minutes or more) grew. With ``--hostile`` it
-goes on for up to four times as long, until there were so many hostile requests; without these it has failed, too.
+Clients send packets and messages that are wrong, products that are checked, and floods, over Unix sockets, TCP and TLS,
+to the service's own protocol and to the Open Inference Protocol, with shared memory and without; some launch in their
+own processes; some are killed, stopped and continued; the cache is too small for what is asked of it; the process of a
+simulated GPU is killed, and its driver is reset. Meanwhile health is asked for every second. Prints what the servers
+held at the start and at the end, and ends with 1 if one died, did not answer, computed anything wrong, said anything
+without a type, or (in two minutes or more) grew. With ``--hostile`` it goes on for up to four times as long, until
+there were so many hostile requests; without these it has failed, too.
 """
 
 from __future__ import annotations
@@ -26,14 +28,19 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.soak.counters import NAMES, SLOTS, all_counts
-from tests.soak.servers import Held, cpu_server, gpu_server, held, workers
+from tests.soak.servers import Held, Served, cpu_server, gpu_server, held, reset_driver, tls_server, workers
 
 HEALTH_S = 10.0
 """The longest that an answer about health may take."""
 GROWTH = Held(memory_mib=64.0, shared_mib=8.0, descriptors=16, mappings=128, threads=80, processes=4)
 """More than this at the end than at the start is too much. (Threads that answer calls stay once they are started.)"""
-STEADY = ("packets", "packets", "packets", "messages", "messages")
-PASSING = ("library", "library", "library", "flood", "messages", "packets", "evictor")
+STEADY = ("packets", "packets", "packets", "messages", "malformed")
+"""Clients of the whole run. (``messages`` by a Unix socket and over TCP in turns.)"""
+PASSING = (
+    *("library", "library", "caller", "remote", "tls", "kserve", "kserve", "flood", "handshakes"),
+    *("messages", "packets", "malformed", "evictor"),
+)
+GPU = ("gpu", "gpu packets")
 JUDGED_S = 120.0
 """Shorter runs say nothing about growth: kernels, plans and threads that stay are still coming."""
 LONGEST = 4
@@ -55,7 +62,7 @@ class Soak:
         self.slot = 0
         self.actors: list[tuple[subprocess.Popen[bytes], float, str]] = []
         """Process, when something is done to it, and what."""
-        self.done: dict[str, int] = dict.fromkeys(("killed", "stopped", "started", "worker killed"), 0)
+        self.done: dict[str, int] = dict.fromkeys(("killed", "stopped", "started", "worker killed", "driver reset"), 0)
         self.names: dict[int, tuple[str, int]] = {}
         """Kind and slot of the actor of a process id."""
         self.slowest_s = 0.0
@@ -74,24 +81,25 @@ class Soak:
         arguments = [kind, target, str(self.rng.randrange(1 << 31)), str(self.slot), str(self.path), str(seconds)]
         with self.log(self.slot).open("wb") as log:
             actor = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tests.soak.actors", *arguments], stderr=log
+                [sys.executable, "-W", "ignore", "-m", "tests.soak.client", *arguments], stderr=log
             )
         self.names[actor.pid] = (kind, self.slot)
         self.slot += 1
         self.done["started"] += 1
         self.actors.append((actor, time.monotonic() + self.rng.uniform(1.0, max(1.1, seconds)), fate))
 
-    def check(self, server: subprocess.Popen[str], target: str) -> None:
+    def check(self, server: Served) -> None:
         """Ask for health; note how long that took."""
-        if server.poll() is not None:
-            self.faults.append(f"the server ended with status {server.returncode}")
+        if server.process.poll() is not None:
+            self.faults.append(f"the server ({server.name}) ended with status {server.process.returncode}")
             return
         begin = time.monotonic()
-        with grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)]) as way:
+        with server.channel as way:
             try:
                 health_pb2_grpc.HealthStub(way).Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_S)
             except grpc.RpcError as error:
-                self.faults.append(f"no answer about health: {error.code().name}")  # type: ignore[attr-defined]
+                code = error.code().name  # type: ignore[attr-defined]
+                self.faults.append(f"no answer about health ({server.name}): {code}")
         self.slowest_s = max(self.slowest_s, time.monotonic() - begin)
 
     def tend(self) -> None:
@@ -117,10 +125,21 @@ class Soak:
             kept.append((actor, when, fate))
         self.actors = kept
 
-    def passing(self, target: str) -> None:
+    def passing(self, servers: dict[str, Served]) -> None:
         """Start another client of a kind of chance."""
         kind = self.rng.choice(PASSING)
-        self.start(kind, target, self.rng.uniform(5, 40), self.rng.choice(("", "kill", "kill", "stop")))
+        fate = self.rng.choice(("", "kill", "kill", "stop"))
+        self.start(kind, self.target(kind, servers), self.rng.uniform(5, 40), fate)
+
+    def target(self, kind: str, servers: dict[str, Served]) -> str:
+        """Where a client of a kind calls."""
+        cpu = servers["cpu"]
+        if kind in GPU:
+            return servers["gpu"].target
+        if kind in ("tls", "handshakes"):
+            return servers["tls"].target
+        over_tcp = kind == "remote" or (kind in ("messages", "kserve", "malformed") and self.rng.random() < 0.5)
+        return cpu.remote if over_tcp else cpu.target
 
     def end(self) -> None:
         """Wait for all that run still, and end those that do not."""
@@ -135,61 +154,82 @@ class Soak:
             self.faults.append("a client did not end")
             actor.kill()
 
-    def run(self, server: subprocess.Popen[str], target: str, gpu: tuple[subprocess.Popen[str], str] | None) -> None:
+    def run(self, servers: dict[str, Served]) -> None:
         begin = time.monotonic()
         end = begin + self.seconds
         warm = begin + min(60.0, self.seconds / 5)
-        for kind in STEADY:
-            self.start(kind, target, self.seconds)
-        if gpu is not None:
-            self.start("gpu", gpu[1], self.seconds)
+        lasting = [*STEADY, *(GPU if "gpu" in servers else ())]
+        for kind in lasting:
+            self.start(kind, self.target(kind, servers), self.seconds)
         for kind in dict.fromkeys(PASSING):
-            self.start(kind, target, warm - begin)
-        first: Held | None = None
-        next_worker = warm
-        while (now := time.monotonic()) < end and server.poll() is None:
+            self.start(kind, self.target(kind, servers), warm - begin)
+        first: dict[str, Held] = {}
+        next_loss = warm
+        while (now := time.monotonic()) < end and all(item.process.poll() is None for item in servers.values()):
             if end - now < 2 and self.hostile < self.wanted and now - begin < (LONGEST - 0.25) * self.seconds:
                 end += self.seconds / 4
-                for kind in STEADY:
-                    self.start(kind, target, end - now)
-            self.check(server, target)
+                for kind in lasting:
+                    self.start(kind, self.target(kind, servers), end - now)
+            for server in servers.values():
+                self.check(server)
             self.tend()
-            if first is None and now > warm:
-                first = held(server.pid)
+            if not first and now > warm:
+                first = {name: held(server.process.pid) for name, server in servers.items()}
                 self.said("start", first)
-            if len(self.actors) < len(STEADY) + 5 and self.slot < SLOTS and end - now > 5:
-                self.passing(target)
-            if gpu is not None and now > next_worker:
-                next_worker = now + self.rng.uniform(10, 30)
-                for worker in workers(gpu[0].pid):
-                    worker.kill()
-                    self.done["worker killed"] += 1
+            if len(self.actors) < len(lasting) + 5 and self.slot < SLOTS and end - now > 5:
+                self.passing(servers)
+            if "gpu" in servers and now > next_loss:
+                next_loss = now + self.rng.uniform(10, 30)
+                self.lose(servers["gpu"])
             time.sleep(max(0.0, min(1.0, end - time.monotonic())))
         self.end()
         time.sleep(REST_S)
-        self.check(server, target)
-        if gpu is not None and gpu[0].poll() is not None:
-            self.faults.append(f"the server with the GPU ended with status {gpu[0].returncode}")
-        if server.poll() is None:
-            last = held(server.pid)
+        for server in servers.values():
+            self.check(server)
+        if all(item.process.poll() is None for item in servers.values()):
+            last = {name: held(server.process.pid) for name, server in servers.items()}
             self.said("end", last)
-            if self.seconds < JUDGED_S:
-                sys.stdout.write("too short to tell growth from what is filled once\n")
-                return
-            for name, before, after, most in zip(Held._fields, first or last, last, GROWTH, strict=True):
-                if after - before > most:
-                    self.faults.append(f"{name} grew from {before:.0f} to {after:.0f}")
+            self.judge(first, last)
+
+    def lose(self, gpu: Served) -> None:
+        """Take the device from its server: its process is killed, or its driver reset."""
+        if self.rng.random() < 0.5:
+            reset_driver(self.folder)
+            self.done["driver reset"] += 1
+            return
+        for worker in workers(gpu.process.pid):
+            worker.kill()
+            self.done["worker killed"] += 1
+
+    def judge(self, first: dict[str, Held], last: dict[str, Held]) -> None:
+        if self.seconds < JUDGED_S:
+            sys.stdout.write("too short to tell growth from what is filled once\n")
+            return
+        for server, before in first.items():
+            for name, was, now, most in zip(Held._fields, before, last[server], GROWTH, strict=True):
+                if now - was > most:
+                    self.faults.append(f"{name} ({server}) grew from {was:.0f} to {now:.0f}")
 
     @property
     def hostile(self) -> int:
         return int(self.counts[:, NAMES.index("hostile")].sum())
 
-    def said(self, when: str, figures: Held) -> None:
-        sys.stdout.write(f"{when:6}" + "".join(f"  {n} {v:.0f}" for n, v in figures._asdict().items()) + "\n")
+    def unheard(self) -> list[str]:
+        """Kinds of clients that made requests, of which none was answered: they looked at nothing."""
+        answered = dict.fromkeys((kind for kind, _ in self.names.values()), 0)
+        for kind, slot in self.names.values():
+            answered[kind] += int(self.counts[slot, NAMES.index("answered")])
+        return [kind for kind, count in answered.items() if not count and kind != "handshakes"]
+
+    def said(self, when: str, figures: dict[str, Held]) -> None:
+        for server, item in figures.items():
+            text = "".join(f"  {name} {value:.0f}" for name, value in item._asdict().items())
+            sys.stdout.write(f"{when:6}{server:5}{text}\n")
         sys.stdout.flush()
 
     def report(self, took_s: float) -> int:
         totals: dict[str, Any] = dict(zip(NAMES, self.counts.sum(axis=0).tolist(), strict=True))
+        self.faults += [f"no client ({kind}) was ever answered" for kind in self.unheard()]
         for name in ("wrong", "untyped"):
             if totals[name]:
                 self.faults.append(f"{totals[name]} {name}")
@@ -210,13 +250,12 @@ def main() -> int:
     parser.add_argument("--hostile", type=int, default=0, help="hostile requests that there must be")
     parser.add_argument("--keep", type=Path, help="folder for the logs, which stay")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as servers:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as ends:
         folder = chosen.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        server, target = servers.enter_context(cpu_server(folder))
-        gpu = None
+        served = {"cpu": ends.enter_context(cpu_server(folder)), "tls": ends.enter_context(tls_server(folder))}
         try:
-            gpu = servers.enter_context(gpu_server(folder))
+            served["gpu"] = ends.enter_context(gpu_server(folder))
         except (ImportError, OSError, subprocess.SubprocessError) as error:
             sys.stdout.write(f"without a simulated GPU: {error}\n")
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -225,7 +264,7 @@ def main() -> int:
         )
         sys.stdout.flush()
         soak, begin = Soak(chosen.minutes, chosen.seed, folder, chosen.hostile), time.monotonic()
-        soak.run(server, target, gpu)
+        soak.run(served)
         return soak.report(time.monotonic() - begin)
 
 

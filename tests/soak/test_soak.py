@@ -17,9 +17,10 @@ from local_harness import Wire  # noqa: E402
 from rpc_harness import Client, MemoryFile, ServerProcess  # noqa: E402
 
 from tests.soak import actors  # noqa: E402
-from tests.soak.__main__ import Soak  # noqa: E402
+from tests.soak.__main__ import GROWTH, Soak  # noqa: E402
 from tests.soak.counters import Counts  # noqa: E402
 from tests.soak.messages import METHODS, Known, random_request  # noqa: E402
+from tests.soak.servers import Held, Served  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["wrong", "untyped"])
@@ -41,13 +42,40 @@ def test_too_few_hostile_requests_fail_a_run(tmp_path: Path, capsys: pytest.Capt
     assert soak.hostile == 5
 
 
+def test_clients_that_were_never_answered_fail_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soak = Soak(1.0, 1, tmp_path)
+    soak.names = {100: ("tls", 0), 101: ("tls", 1), 102: ("kserve", 2)}
+    Counts(soak.path, 1).add("answered")
+    assert soak.report(1.0) == 1
+    assert "FAULT: no client (kserve) was ever answered" in capsys.readouterr().out
+    Counts(soak.path, 2).add("answered")
+    assert not soak.unheard()
+
+
 def test_a_server_that_ended_fails_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     soak = Soak(1.0, 1, tmp_path)
     ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(70)"], text=True)
     ended.wait()
-    soak.check(ended, "unix:/nowhere")
+    soak.check(Served("cpu", ended, "unix:/nowhere"))
     assert soak.report(1.0) == 1
-    assert "the server ended with status 70" in capsys.readouterr().out
+    assert "the server (cpu) ended with status 70" in capsys.readouterr().out
+
+
+def test_a_server_that_grew_fails_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of them, in each figure; a short run is not judged."""
+    small = Held(100.0, 0.0, 50, 500, 30, 2)
+    for name, most in GROWTH._asdict().items():
+        for server in ("cpu", "tls", "gpu"):
+            for seconds, more in ((300.0, 1), (300.0, 0), (60.0, 1)):
+                soak = Soak(seconds / 60, 1, tmp_path)
+                grown = small._replace(**{name: getattr(small, name) + most + more})
+                soak.judge(
+                    {"cpu": small, "tls": small, "gpu": small} | {},
+                    {"cpu": small, "tls": small, "gpu": small} | {server: grown},
+                )
+                assert bool(soak.faults) == (more == 1 and seconds > 120), soak.faults
+                assert all(fault.startswith(f"{name} ({server}) grew") for fault in soak.faults)
+    capsys.readouterr()
 
 
 class Every(random.Random):

@@ -29,6 +29,7 @@ enum {
   NOT_FOUND = 500,
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
+  UNKNOWN = 999,
   CONTEXT_GONE = 709,
   NOT_SUPPORTED = 801,
   CAPTURE_UNSUPPORTED = 900,
@@ -47,8 +48,22 @@ static int contexts_made, context_gone[256];
 static int sticky;
 // Of whoever makes calls fail (tests/faults/shim.c), if anybody does: the result of this one; below 0, of all from now.
 __attribute__((weak)) int tw_driver_step(void);
+// The file that TW_SIM_RESETS names counts resets of the driver: from one on, all calls of processes of before fail.
+static int was_reset(void) {
+  static volatile int64_t* resets;
+  static int64_t before;
+  const char* path = getenv("TW_SIM_RESETS");
+  if (path && !resets) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    void* at = fd < 0 ? MAP_FAILED : mmap(0, sizeof *resets, PROT_READ, MAP_SHARED, fd, 0);
+    if (fd >= 0) close(fd);
+    if (at == MAP_FAILED) return 0;
+    resets = at, before = *resets;
+  }
+  return resets && *resets != before;
+}
 static R injected(void) {
-  const int r = tw_driver_step ? tw_driver_step() : 0;
+  const int r = was_reset() ? -UNKNOWN : tw_driver_step ? tw_driver_step() : 0;
   if (r < 0) sticky = -r;
   return r < 0 ? -r : r;
 }
