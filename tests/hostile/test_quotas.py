@@ -232,7 +232,7 @@ def test_refusals_say_which_quota_its_value_who_holds_it_and_when_to_come_back(t
             client.memory.CreateBuffer(mp.CreateBufferRequest(session=client.token, bytes=nbytes))
 
         takes = {
-            "buffer_bytes": lambda: buffer(15 << 20),
+            "buffer_bytes": lambda: buffer(3 << 20),
             "buffers": lambda: buffer(64),
             "plans": lambda: client.plan(4),
         }

@@ -20,7 +20,7 @@ from tilewright_server.clients.client import Client
 __all__ = ["REMEDIES", "Account", "Limits", "Quotas", "Resource", "buffer_charges"]
 
 RETRY_S = 1.0
-"""Time after which to try again what was refused."""
+"""Time after which to try again what was refused, if others may make room for it."""
 MOST_RATES = 4096
 """Processes, and principals, whose rate of calls is remembered."""
 
@@ -165,7 +165,7 @@ class Quotas:
             value=limit,
             rule="quota",
             fix=_FIXES[what],
-            retry_after_s=RETRY_S,
+            retry_after_s=None if 2 * amount > share + 1 else RETRY_S,  # more than any process is ever given
         )
 
     def _add(self, what: Resource, client: Client, amount: int) -> None:

@@ -52,12 +52,14 @@ def test_a_process_has_half_at_most_whether_bit_by_bit_or_at_once(resource: Reso
         with pytest.raises(ResourceExhaustedError, match="may hold 28"):
             quotas.take(resource, client("a"))
     for amount in (29, 40, 56):
-        with pytest.raises(ResourceExhaustedError, match="holds 0, and may hold 28"):
+        with pytest.raises(ResourceExhaustedError, match="holds 0, and may hold 28") as never:
             Quotas({resource: 64}).take(resource, client("a"), amount)
+        assert never.value.retry_after_s is None
     quotas = Quotas({resource: 64})
     quotas.take(resource, client("a"), 28)
-    with pytest.raises(ResourceExhaustedError, match="may hold 14"):
+    with pytest.raises(ResourceExhaustedError, match="may hold 14") as now:
         quotas.take(resource, client("b"), 15)
+    assert now.value.retry_after_s
     quotas.take(resource, client("b"), 14)
 
 
