@@ -21,7 +21,7 @@ import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -271,6 +271,16 @@ def best_of(call: Any, count: int = 7) -> tuple[float, Any]:
         result = call()
         best = min(best, time.perf_counter() - begun)
     return best, result
+
+
+def in_turns(calls: Mapping[str, Any], rounds: int = 15) -> dict[str, tuple[float, Any]]:
+    """Seconds of the fastest call of each, and its result; they take turns, so that other work disturbs all alike."""
+    found: dict[str, tuple[float, Any]] = {}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            seconds, result = best_of(call, 1)
+            found[name] = min(seconds, found.get(name, (seconds,))[0]), result
+    return found
 
 
 def main() -> int:

@@ -184,6 +184,8 @@ void outlive_contexts(tw_plan* plan) {
     must(driver.cuStreamSynchronize(stream), "settling");
     must(driver.cuCtxDestroy_v2(context), "end of a context");
     gone.count = 0;  // its memory went as well
+    refused(tw_launch(binding, stream), TW_NO_CONTEXT, "binding_context");  // the one before it is current again
+    must(driver.cuCtxSetCurrent(nullptr), "no context");
     refused(tw_launch(binding, stream), TW_NO_CONTEXT, "device_context");
     must(driver.cuCtxSetCurrent(home), "context");
     refused(tw_launch(binding, nullptr), TW_NO_CONTEXT, "binding_context");

@@ -145,7 +145,7 @@ tw_status launch_stages(const tw_plan* plan, const GpuApi& api, const Loaded* lo
   return TW_OK;
 }
 
-// What was bound in a context is launched there: drivers do not look at functions of one that is gone.
+// A binding is launched in its own context: drivers do not look at functions of one that is gone.
 tw_status check_context(const GpuApi& api, const Loaded* loaded) {
   uint64_t context = 0;
   if (!api.stream_context) return TW_OK;

@@ -105,10 +105,11 @@ R cuDevicePrimaryCtxRelease_v2(int d) {
 static unsigned long long context_now(void) {
   return made_context ? 0x2000ull + made_context : 0x1000ull + current - 1;
 }
-static int context_device[256];
+static int context_device[256], context_before[256][2];  // what was current when it was made
 R cuCtxCreate_v2(void** c, unsigned f, int d) {
   if (f || contexts_made == 255) return INVALID_VALUE;
   const int made = ++contexts_made;
+  context_before[made][0] = current, context_before[made][1] = made_context;
   context_device[made] = d, current = d + 1, made_context = made;
   *c = (void*)context_now();
   return OK;
@@ -117,7 +118,7 @@ R cuCtxDestroy_v2(void* c) {
   const Ptr number = (Ptr)c - 0x2000;
   if (!number || number > (Ptr)contexts_made || context_gone[number]) return INVALID_CONTEXT;
   context_gone[number] = 1;
-  if (made_context == (int)number) made_context = current = 0;
+  if (made_context == (int)number) current = context_before[number][0], made_context = context_before[number][1];
   return OK;
 }
 R cuCtxSetCurrent(void* c) {
