@@ -28,7 +28,7 @@ from tilewright_server.build.cache.files import Lock
 from tilewright_server.build.failures import from_outside, shutting_down, unwanted
 from tilewright_server.build.toolchains.toolchain import Compiled, Toolchain
 from tilewright_server.build.workers.standing_back import standing_back
-from tilewright_server.clients.fair_queue import FairQueue, Party, Place
+from tilewright_server.clients.fair_queue import FairQueue, Party, Place, is_full
 from tilewright_server.protocol.request_ids import serve
 
 __all__ = ["Build", "BuildEvent", "BuildPool", "BuildState", "PoolOptions", "SharedStore", "Waiter"]
@@ -217,7 +217,7 @@ class BuildPool:
     # The queue; lock held
 
     def _crowded(self, client: Party) -> bool:
-        return self._queue.of_process(client) >= self.options.queue_limit - len(self._queue)
+        return is_full(self.options.queue_limit, len(self._queue), *self._queue.waiting_of(client))
 
     def _line_up(self, job: _Job, client: Party) -> None:
         """Have it wait for a client too. Raises ``ResourceExhaustedError``."""
@@ -225,9 +225,9 @@ class BuildPool:
         if party in job.places:
             return
         if self._crowded(client):
+            queued, of_process = len(self._queue), self._queue.waiting_of(client)[1]
             raise ResourceExhaustedError(
-                f"{len(self._queue)} builds wait already, {self._queue.of_process(client)} of them of this client's"
-                " process",
+                f"{queued} builds wait already, {of_process} of them of this client's process",
                 field="queued_builds",
                 value=self.options.queue_limit,
                 rule="quota",

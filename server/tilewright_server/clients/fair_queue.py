@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["COSTS", "FairQueue", "Party", "Place"]
+__all__ = ["COSTS", "FairQueue", "Party", "Place", "is_full"]
 
 T = TypeVar("T")
 COSTS = (1, 4, 16)
@@ -59,6 +59,12 @@ class _Node:
         self.queued = self.running = 0
 
 
+def is_full(limit: int, waiting: int, of_principal: int, of_process: int) -> bool:
+    """Tell if a line of ``limit`` places, of which so many are taken, has none for somebody: one process has half of
+    what others leave at most, and one principal seven eighths of all."""
+    return of_process >= limit - waiting or of_principal >= limit - limit // 8
+
+
 class Place(Generic[T]):
     """An item in the queue, and from ``take`` to ``give_back`` one that is served."""
 
@@ -81,14 +87,11 @@ class FairQueue(Generic[T]):
         """Items that wait."""
         return self._root.queued
 
-    def of_process(self, party: Party) -> int:
-        """Items of the party's process that wait."""
-        found = 0
-        for priority in self._root.below.values():
-            principal = priority.below.get(party.principal)
-            process = principal.below.get(party.process) if principal is not None else None
-            found += process.queued if process is not None else 0
-        return found
+    def waiting_of(self, party: Party) -> tuple[int, int]:
+        """Items that wait of the party's principal, and those of its process among them."""
+        principals = [item for each in self._root.below.values() if (item := each.below.get(party.principal))]
+        processes = [item for each in principals if (item := each.below.get(party.process))]
+        return sum(item.queued for item in principals), sum(item.queued for item in processes)
 
     def push(self, item: T, party: Party) -> Place[T]:
         """Line up behind those of the same session."""

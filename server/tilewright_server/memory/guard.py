@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 from ctypes import POINTER, byref, c_int32, c_uint32, c_uint64, c_void_p
 from functools import cache
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from typing import Any
 
 from tilewright_native import library_path
 
-__all__ = ["Guard", "watch"]
+__all__ = ["Guard", "prepare", "watch"]
 
 log = logging.getLogger("tilewright.session.regions")
 
@@ -82,6 +83,15 @@ class Guard:
         slot, self._slot = self._slot, -1
         if slot >= 0:
             _library().tw_guard_remove(slot)
+
+
+@cache
+def prepare() -> None:
+    """Find out whether there can be a guard, which the log says if not: what it takes is there from then on."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:  # shared
+        place = ctypes.c_char.from_buffer(page)
+        Guard(ctypes.addressof(place), mmap.PAGESIZE).end()
+        del place  # which keeps the mapping from being closed
 
 
 @cache

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from tilewright_server.clients.client import ANONYMOUS, Client
+from tilewright_server.memory import guard
 from tilewright_server.memory.errors import unknown_session
 from tilewright_server.memory.regions import InodeOwners
 from tilewright_server.session.quotas import Account, Limits, Quotas, Resource
@@ -41,6 +42,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._sessions: dict[bytes, Session] = {}
         self._inodes = InodeOwners()
+        guard.prepare()
 
     def open(self, client_name: str, *, local: bool, client: Client = ANONYMOUS) -> Session:
         """A new session under a random token; ``ResourceExhaustedError`` if there are too many."""

@@ -134,7 +134,7 @@ def test_what_left_is_not_served_and_holds_up_nobody() -> None:
     queue = filled(("b", B, 1))
     place = queue.push("a", A)
     queue.remove(place)
-    assert (len(queue), queue.of_process(A), queue.of_process(B)) == (1, 0, 1)
+    assert (len(queue), queue.waiting_of(A), queue.waiting_of(B)) == (1, (1, 0), (1, 1))
     assert served(queue, 1) == ["b"]
     assert queue.first() is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -94,6 +95,20 @@ def test_the_line_is_bounded_and_half_of_it_is_for_others(starter: Starter) -> N
     pool.submit(work.job("b"), client("b"))
     work.go.set()
     assert eventually(lambda: work.begun == ["gate", "a", "b", "a", "a", "a"])
+    pool.close()
+
+
+def test_an_eighth_of_the_line_is_for_other_principals(starter: Starter) -> None:
+    pool, work = Threads("t", starter, least=1, most=1, waiting=64), Work()
+    pool.submit(work.job("gate"), client("gate"))
+    for process in "abcdefgh":
+        with contextlib.suppress(ResourceExhaustedError):
+            while True:
+                pool.submit(work.job(process), client(process))
+    assert pool.waiting == 56
+    pool.submit(work.job("z"), client("z", principal="uid:2"))
+    work.go.set()
+    assert eventually(lambda: len(work.begun) == 58)
     pool.close()
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 
 from tilewright_kit.types.errors import ResourceExhaustedError, TilewrightError, UnavailableError
-from tilewright_server.clients.fair_queue import FairQueue, Place
+from tilewright_server.clients.fair_queue import FairQueue, Place, is_full
 from tilewright_server.engine.call import Call, WouldWaitError
 
 __all__ = ["Admission", "Waiter"]
@@ -68,9 +68,9 @@ class Admission:
                 return None
             if not call.patient:
                 raise WouldWaitError
-            of_process = self._queue.of_process(call.client)
-            if of_process >= self._limit - self._waiting:
-                raise self._full(of_process)
+            of_principal, of_process = self._queue.waiting_of(call.client)
+            if is_full(self._limit, self._waiting, of_principal, of_process):
+                raise self._full(of_principal, of_process)
             waiter = self._line_up(weight, call)
         self._wait(waiter, call)
         return waiter
@@ -171,11 +171,11 @@ class Admission:
             if self._draining:
                 self._idle.notify_all()
 
-    def _full(self, of_process: int) -> ResourceExhaustedError:
+    def _full(self, of_principal: int, of_process: int) -> ResourceExhaustedError:
         seconds = (self._waiting + 1) * self.mean_ns * 1e-9
         return ResourceExhaustedError(
             f"{self._waiting} executions wait for the device {self._device_id} already, {of_process} of them of this"
-            f" client's process",
+            f" client's process, {of_principal} of its user's",
             field="queue_limit",
             value=self._limit,
             rule="queue_full",

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from tilewright_kit.types.errors import ResourceExhaustedError, UnavailableError
 from tilewright_server.clients.client import Client
+from tilewright_server.clients.fair_queue import is_full
 
 __all__ = ["UNLIMITED", "Starter", "Threads"]
 
@@ -177,14 +178,15 @@ class Threads:
 
     def _full_for(self, leaf: _Node) -> bool:
         process = leaf.parent
-        assert process is not None
-        return process.queued >= self._limit - self._root.queued
+        assert process is not None and process.parent is not None
+        return is_full(self._limit, self._root.queued, process.parent.queued, process.queued)
 
     def _full(self, leaf: _Node) -> ResourceExhaustedError:
         process = leaf.parent
-        assert process is not None
+        assert process is not None and process.parent is not None
         return ResourceExhaustedError(
-            f"{self._root.queued} calls wait for a thread already, {process.queued} of them of this client's process",
+            f"{self._root.queued} calls wait for a thread already, {process.queued} of them of this client's process,"
+            f" {process.parent.queued} of its user's",
             field=f"{self._name}_calls_waiting",
             value=self._limit,
             rule="quota",
