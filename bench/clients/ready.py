@@ -13,6 +13,7 @@ caches in a folder outside, as of a volume, and the network the machine's. Besid
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from protocol_cost import cpu_of
 PORT = 19465
 TILEWRIGHT = (sys.executable, "-m", "tilewright_tools.cli")
 LIMIT_S = 120.0
+USER = 10001
+"""User of the image."""
 CACHE = "/var/cache/tilewright"
 """Folder of the image's caches."""
 
@@ -78,7 +81,7 @@ class Image:
 
     def make_bundle(self, problems: str) -> None:
         """Kernels and a bundle of the image's own compiler."""
-        self.folder.chmod(0o777)
+        os.chown(self.folder, USER, USER)
         words = ("bundle", "build", "--gemm", problems, "--dtype", "fp32", "--cache-dir", f"{CACHE}/kernels")
         subprocess.run(
             (*self.command("--rm"), self.name, *words, "--output", f"{CACHE}/warm.twb"),

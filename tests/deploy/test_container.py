@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "server" / "devices")]
 BUILD = ROOT / "deploy" / "container" / "build.sh"
 PYTHON = "3.11"
 """Version of the base below. (The script's own base comes from a registry; one of Debian's packages needs none.)"""
@@ -65,13 +66,12 @@ def base(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     podman("rmi", "--force", name)
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
+def wheels(folder: Path, *extras: str) -> Path:
+    """A folder with all that an image of these extras needs, without the project itself."""
     toml = pytest.importorskip("tomllib", reason="needs Python 3.11")
     project = toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = [*project["dependencies"]]
-    for extra in ("server", "metrics", "compiler"):
+    for extra in extras:
         wanted += project["optional-dependencies"][extra]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", f"--python-version={PYTHON}"]
     done = run(*pip, "--dest", folder, *[item for item in wanted if not item.startswith("tilewright")])
@@ -80,13 +80,23 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def image(podman: Podman, base: str, wheels: Path) -> Iterator[str]:
-    name = f"localhost/tilewright-test:{os.getpid()}"
-    done = run(BUILD, "cpu", name, BASE=base, WHEELS=str(wheels), ENGINE="podman")
+@contextmanager
+def built(podman: Podman, kind: str, base: str, packages: Path) -> Iterator[str]:
+    """An image of a kind, by name, until it is removed."""
+    name = f"localhost/tilewright-test-{kind}:{os.getpid()}"
+    done = run(BUILD, kind, name, BASE=base, WHEELS=str(packages), ENGINE="podman")
     assert done.returncode == 0, done.stdout + done.stderr
-    yield name
-    podman("rmi", "--force", name)
+    try:
+        yield name
+    finally:
+        podman("rmi", "--force", name)
+
+
+@pytest.fixture(scope="module")
+def image(podman: Podman, base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    packages = wheels(tmp_path_factory.mktemp("wheels"), "server", "metrics", "compiler")
+    with built(podman, "cpu", base, packages) as name:
+        yield name
 
 
 @contextmanager
@@ -155,3 +165,44 @@ def test_what_changes_in_the_project_is_in_the_next_image(podman: Podman, image:
     """No layer of an earlier build is taken for it: what a step mounts is not in the keys of podman's cache."""
     printed = run(BUILD, "cpu", image, PRINT="1", ENGINE="podman").stdout
     assert " --no-cache " in printed
+
+
+def simulated(folder: Path, kind: str) -> list[str]:
+    """Options of a container that has a simulated driver where a GPU's own would be mounted."""
+    import simulated_hip
+
+    if kind == "rocm":
+        simulated_hip.build(folder)
+        options = [f"--volume={folder}:/opt/rocm/lib:ro", "--env=LD_LIBRARY_PATH=/opt/rocm/lib"]
+        return [*options, "--env=TW_SIM_ARCH=gfx942", "--env=TW_SIM_DEVICES=1", "--env=TW_SIM_TAG=container"]
+    source = ROOT / "tests" / "server" / "devices" / "cuda_simulated" / "libcuda.c"
+    flags = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1", source]
+    done = run("cc", *flags, "-lpthread", "-lrt")
+    assert done.returncode == 0, done.stderr
+    options = [f"--volume={folder}:/usr/local/nvidia/lib64:ro", "--env=LD_LIBRARY_PATH=/usr/local/nvidia/lib64"]
+    return [*options, "--env=TW_SIM_DEVICES=1", "--env=TW_SIM_TAG=container"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler for the simulated driver")
+@pytest.mark.parametrize(("kind", "extra", "device"), [("cuda", "cuda", "cuda:0"), ("rocm", "hip", "hip:0")])
+def test_images_for_gpus_open_a_device_of_the_driver_that_is_mounted(
+    podman: Podman, base: str, tmp_path: Path, kind: str, extra: str, device: str
+) -> None:
+    """Their bases in use come from registries; this one of Debian has neither a driver nor ROCm."""
+    packages, driver = tmp_path / "wheels", tmp_path / "driver"
+    packages.mkdir()
+    driver.mkdir()
+    for folder in (driver, *driver.parents[:2]):
+        folder.chmod(0o755)
+    with built(podman, kind, base, wheels(packages, "server", "metrics", extra)) as name:
+        without = podman(*RUN, "--rm", *SAFE, name, "doctor")
+        assert f"no {extra} device" in without.stdout, without.stdout + without.stderr
+        mounted = simulated(driver, kind)
+        seen = podman(*RUN, "--rm", *SAFE, *mounted, name, "doctor")
+        assert f"{device}: Simulated" in seen.stdout, seen.stdout + seen.stderr
+        options = [*SAFE, *mounted, "--volume=/run/tilewright", "--volume=/var/cache/tilewright"]
+        options += ["--env=TILEWRIGHT_LISTEN=unix:/run/tilewright/s.sock", f"--env=TILEWRIGHT_DEVICE={device}"]
+        with serving(podman, name, *options) as server:  # ready: the device is open
+            assert podman("stop", "--time=60", server).returncode == 0
+            (state,) = json.loads(podman("inspect", server).stdout)
+            assert state["State"]["ExitCode"] == 0, podman("logs", server).stderr

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -172,8 +173,6 @@ def test_a_stream_answers_each_request_and_goes_on_after_an_error(client: Any) -
 
 
 def test_the_asyncio_client_is_answered(address: str) -> None:
-    import asyncio
-
     import tritonclient.grpc.aio as triton_aio
 
     async def run() -> np.ndarray:
@@ -183,6 +182,53 @@ def test_the_asyncio_client_is_answered(address: str) -> None:
             return many[-1].as_numpy("out")
 
     np.testing.assert_allclose(asyncio.run(run()), A @ B, rtol=1e-6)
+
+
+def test_the_asyncio_client_streams(address: str) -> None:
+    import tritonclient.grpc.aio as triton_aio
+
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for number in range(3):
+            yield {"model_name": MODEL, "inputs": inputs(A * number), "request_id": str(number)}
+
+    async def run() -> list[tuple[str, Any, Any]]:
+        found = []
+        async with triton_aio.InferenceServerClient(address) as client:
+            async for result, error in client.stream_infer(requests()):
+                found.append((result.get_response().id, result.as_numpy("out"), error))
+        return found
+
+    found = asyncio.run(run())
+    assert len(found) == 3
+    for number, (name, out, error) in enumerate(found):
+        assert (name, error) == (str(number), None)
+        np.testing.assert_allclose(out, A * number @ B, rtol=1e-6)
+
+
+def test_options_of_its_connections_and_requests_do_as_they_do_with_triton(address: str) -> None:
+    """Keep-alive, arguments of the channel, a plugin that adds headers, compression, and inputs that are used again."""
+
+    class Plugin(triton.InferenceServerClientPlugin):
+        seen = 0
+
+        def __call__(self, request: Any) -> None:
+            self.seen += 1
+            request.headers["x-request-id"] = "from-a-plugin"
+
+    alive = triton.KeepAliveOptions(keepalive_time_ms=1000, keepalive_permit_without_calls=True)
+    arguments = [("grpc.max_receive_message_length", 1 << 20), ("grpc.use_local_subchannel_pool", 1)]
+    plugin, given = Plugin(), inputs()
+    outputs = [triton.InferRequestedOutput("out")]
+    for options in ({"keepalive_options": alive}, {"channel_args": arguments}):
+        with contextlib.closing(triton.InferenceServerClient(address, **options)) as client:
+            client.register_plugin(plugin)
+            for way in (None, "gzip", "deflate"):
+                result = client.infer(MODEL, given, outputs=outputs, compression_algorithm=way, client_timeout=60)
+                np.testing.assert_allclose(result.as_numpy("out"), A @ B, rtol=1e-6)
+            given[0].set_data_from_numpy(2 * A)
+            np.testing.assert_allclose(client.infer(MODEL, given).as_numpy("out"), 2 * A @ B, rtol=1e-6)
+            given[0].set_data_from_numpy(A)
+    assert plugin.seen == 8
 
 
 @pytest.mark.parametrize(
