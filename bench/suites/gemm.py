@@ -56,8 +56,8 @@ def compare(here: local.Local, options: Options, packed: bool) -> Table:
     ratios: dict[tuple[str, str], list[float]] = {}
     shapes = peers.PACKED_SHAPES if packed else peers.SHAPES
     if options.quick:
-        shapes = tuple(peers.Shape(shape.m, min(shape.n, 512), min(shape.k, 512)) for shape in shapes[:2])
-    for dtype in peers.DTYPES[:2] if options.quick else peers.DTYPES:
+        shapes = tuple(peers.Shape(shape.m, min(shape.n, 512), min(shape.k, 512)) for shape in shapes[:1])
+    for dtype in peers.DTYPES[: 1 if packed else 2] if options.quick else peers.DTYPES:
         for shape in shapes:
             a, b = operands(shape, dtype)
             try:

@@ -34,6 +34,8 @@ class Case:
 
 
 FINALISTS = 4
+TRIED = 3
+"""Candidates of each form of B in a check, beside the chosen one."""
 DTYPES = ("fp32", "bf16", "int8", "fp16", "fp8")
 SQUARE = (16, 32, 48, 64, 96, 128, 200, 256, 384, 512, 777, 1024, 1536, 2048)
 TALL = ((4096, 64, 1024), (8192, 128, 512), (2048, 32, 2048), (1000, 48, 300), (3000, 500, 700))
@@ -104,14 +106,16 @@ def measure_case(here: local.Local, case: Case, *, quick: bool) -> tuple[dict[Ke
     for desc_b, data_b in forms:
         request = OperationRequest("gemm", {"a": desc_a, "b": desc_b})
         offered = here.candidates(request)
+        if desc_b == chosen_b:
+            chosen = Selector().select(operation, operation.parse(request), here.device).config
+        if quick:
+            offered = [config for config in offered if config == chosen or config in offered[:TRIED]]
         here.build(offered)
         out = next(item.desc for item in operation.parse(request).operands if item.name == "out")
         c = local.aligned(out.shape, out.dtype.numpy)
         for config in offered:
             product = here.product(request, {"a": a, "b": data_b, "out": c}, config.name)
             candidates[config.name], configs[config.name] = product.timed, config
-        if desc_b == chosen_b:
-            chosen = Selector().select(operation, operation.parse(request), here.device).config
     assert chosen is not None
     heat = timing.alternate(candidates, rounds=2 if quick else 4, round_s=0.002, settle_s=0.0)
     seconds = {name: item.best for name, item in heat.items()}

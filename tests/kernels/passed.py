@@ -42,9 +42,10 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*NATIVE, "native/runtime"),
         (
             "test_amd_compile", "test_amd_gemm", "test_amd_pipelines", "test_conv_amd", "test_conv_cpu",
-            "test_conv_gpu", "test_conv_gpu_compile", "test_conv_taps", "test_fmha_amd", "test_fmha_backward_gpu",
-            "test_fmha_cpu", "test_fmha_gpu", "test_fmha_paged_cpu", "test_fmha_split_cpu", "test_gemm",
-            "test_gpu_compile", "test_gpu_gemm", "test_sm90_compile", "test_toolchains",
+            "test_conv_gpu", "test_conv_gpu_compile", "test_conv_taps", "test_fmha_amd", "test_fmha_append_gpu",
+            "test_fmha_backward_gpu", "test_fmha_cpu", "test_fmha_direct", "test_fmha_gpu", "test_fmha_paged_cpu",
+            "test_fmha_split_cpu", "test_gemm", "test_gpu_compile", "test_gpu_gemm", "test_sm90_compile",
+            "test_toolchains", "test_types",
         ),
     ),
     "emulator": (
@@ -57,17 +58,19 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (
         ("tests/gemm", PRODUCTS),
         (
-            "test_block_scales", "test_cuda_compile", "test_execution", "test_exponent_scales", "test_gpu_codegen",
-            "test_gpu_emulated", "test_hip_candidates", "test_hip_codegen", "test_hip_compile", "test_hip_cost",
-            "test_hip_emulated", "test_hip_packed", "test_hip_rules", "test_int4", "test_narrow", "test_sets",
+            "test_block_scales", "test_conformance", "test_cuda_compile", "test_execution", "test_exponent_scales",
+            "test_gpu_codegen", "test_gpu_emulated", "test_hip_candidates", "test_hip_codegen", "test_hip_compile",
+            "test_hip_cost", "test_hip_emulated", "test_hip_packed", "test_hip_rules", "test_int4", "test_narrow",
+            "test_rules", "test_sets", "test_wide_space",
         ),
     ),
     "conv": (
         ("tests/conv", CONVOLUTION),
         (
-            "test_conv_adjoint", "test_conv_conformance", "test_conv_execution", "test_conv_gpu_emulated",
-            "test_conv_im2col", "test_conv_large_filters", "test_conv_plan", "test_conv_sets",
-            "test_conv_shipped_sets", "test_conv_two_stage",
+            "test_conv_adjoint", "test_conv_bulk", "test_conv_candidates", "test_conv_config", "test_conv_conformance",
+            "test_conv_execution", "test_conv_far_images", "test_conv_gpu_emulated", "test_conv_im2col",
+            "test_conv_large_filters", "test_conv_plan", "test_conv_rules", "test_conv_sets", "test_conv_shipped_sets",
+            "test_conv_two_stage", "test_conv_whole_steps",
         ),
     ),
     "fmha": (
@@ -75,8 +78,8 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "test_fmha_append_rounded", "test_fmha_backward", "test_fmha_conformance", "test_fmha_decode",
             "test_fmha_decode_emulated", "test_fmha_execution", "test_fmha_gpu_emulated", "test_fmha_heads",
-            "test_fmha_plan", "test_fmha_scores", "test_fmha_shipped_sets", "test_fmha_ws", "test_fmha_ws_backward",
-            "test_fmha_ws_decode",
+            "test_fmha_plan", "test_fmha_prefix", "test_fmha_receipts", "test_fmha_scores", "test_fmha_shipped_sets",
+            "test_fmha_ws", "test_fmha_ws_backward", "test_fmha_ws_decode",
         ),
     ),
     "moe": (("tests/moe", "tests/gemm", "plugins/moe", PRODUCTS), ("test_moe_shipped_sets",)),
