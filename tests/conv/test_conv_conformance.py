@@ -17,7 +17,10 @@ from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role
 from tilewright_kit.selection.strategies import Selector
 
-KERNELS = pytest.mark.parametrize("per_arch", [16, pytest.param(48, marks=pytest.mark.exhaustive)])
+KERNELS = pytest.mark.parametrize(
+    "per_arch",
+    [6, pytest.param(16, marks=pytest.mark.extended), pytest.param(48, marks=pytest.mark.exhaustive)],
+)
 """Of each arch: few in every run, since sets and rules have tests of their own."""
 
 

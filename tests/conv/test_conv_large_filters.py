@@ -68,7 +68,7 @@ def toolchain() -> Iterator[NvrtcToolchain]:
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_what_is_proposed_first_compiles(
     name: str, direction: Direction, toolchain: NvrtcToolchain, tmp_path: Path
 ) -> None:

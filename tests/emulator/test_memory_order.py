@@ -103,7 +103,7 @@ class TestWeakMemory:
             assert handed(code, "not_written_back", 0), "one L2 cache: nothing is to be written back"
 
     @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.some(3)
+    @pytest.mark.some(2)
     def test_flags_that_are_polled_hand_over_what_was_stored_before(self, folder: Path, arch: str, order: int) -> None:
         """By plain loads of a number: the checks by rules know atomics only."""
         data, turn = zeros(128), zeros(1)
@@ -113,7 +113,7 @@ class TestWeakMemory:
         assert turn[0] == 3
 
     @pytest.mark.parametrize("name", ["not_waited", "not_released", "not_acquired"])
-    @pytest.mark.some(3)
+    @pytest.mark.some(1)
     def test_flags_that_miss_an_instruction_hand_over_what_was_before(self, folder: Path, arch: str, name: str) -> None:
         data, turn = zeros(128), zeros(1)
         run(load(folder, TURNS, arch), name, data, turn, grid=(3, 1, 1), block=(128, 1, 1), checks=Checks(**WEAK))

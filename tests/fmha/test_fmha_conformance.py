@@ -33,9 +33,10 @@ def offered() -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", offered(), ids=lambda operation: operation.name)
+@pytest.mark.parametrize("per_arch", [6, pytest.param(16, marks=pytest.mark.extended)])
 @pytest.mark.some(1)
 def test_operation_conforms_and_its_samples_are_right(
-    operation: Any, fmha_runner: FmhaRunner, device: DeviceInfo
+    operation: Any, fmha_runner: FmhaRunner, device: DeviceInfo, per_arch: int
 ) -> None:
     def build(unit: Any, arch: Any) -> None:
         assert unit.text and arch
@@ -45,7 +46,7 @@ def test_operation_conforms_and_its_samples_are_right(
         plan = op.plan(problem, Selector().select(op, problem, device).config, device)
         return outputs_of(plan, fmha_runner.run(plan, inputs))
 
-    report = check_plugin(operation, device, build, run, archs=[tilewright_arch.load("x86-64-v2")], per_arch=16)
+    report = check_plugin(operation, device, build, run, archs=[tilewright_arch.load("x86-64-v2")], per_arch=per_arch)
     report.raise_if_failed()
 
 

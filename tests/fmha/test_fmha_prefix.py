@@ -169,7 +169,7 @@ def test_the_reference_is_attention_over_all_keys_of_a_sequence(name: str) -> No
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 def test_cpus_put_both_parts_together(name: str, fmha_runner: FmhaRunner, device: DeviceInfo) -> None:
     problem, inputs = case_of(name)
     plan = plan_attention(problem, attention_candidates(problem, device)[0], device)

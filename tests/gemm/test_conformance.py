@@ -20,8 +20,11 @@ from tilewright_kit.selection.strategies import Selector
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", plugin.tilewright_operations(), ids=lambda operation: operation.name)
+@pytest.mark.parametrize("per_arch", [6, pytest.param(48, marks=pytest.mark.extended)])
 @pytest.mark.some(1)
-def test_operation_conforms_and_its_samples_are_right(operation: Any, runner: Runner, device: DeviceInfo) -> None:
+def test_operation_conforms_and_its_samples_are_right(
+    operation: Any, runner: Runner, device: DeviceInfo, per_arch: int
+) -> None:
     def build(unit: Any, arch: Any) -> None:
         assert unit.text and arch
 
@@ -40,7 +43,7 @@ def test_operation_conforms_and_its_samples_are_right(operation: Any, runner: Ru
         return found
 
     archs = [tilewright_arch.load(name) for name in ("x86-64-v2", "gfx942", "sm_90a")]
-    report = check_plugin(operation, device, build, run, archs=archs)
+    report = check_plugin(operation, device, build, run, archs=archs, per_arch=per_arch)
     report.raise_if_failed()
 
 

@@ -82,7 +82,10 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "test_fmha_ws", "test_fmha_ws_backward", "test_fmha_ws_decode",
         ),
     ),
-    "moe": (("tests/moe", "tests/gemm", "plugins/moe", PRODUCTS), ("test_moe_shipped_sets",)),
+    "moe": (
+        ("tests/moe", "tests/gemm", "plugins/moe", PRODUCTS),
+        ("test_moe_execution", "test_moe_gpu", "test_moe_shipped_sets"),
+    ),
     "kernels": (("plugins",), ("test_proposals",)),
 }  # fmt: skip
 """Sources that the tests of an area read beside ``EVERY``, and its files of tests."""
@@ -119,10 +122,9 @@ def as_they_stand(config: pytest.Config) -> list[str]:
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the extended tests of all files that passed as they stand."""
     handed: dict[str, list[str]] = getattr(config, "workerinput", {})
-    passed = frozenset(handed["passed"] if "passed" in handed else as_they_stand(config))
+    passed = {ROOT / file for file in (handed["passed"] if "passed" in handed else as_they_stand(config))}
     for item in items:
-        file = item.path.relative_to(ROOT).as_posix() if item.path.is_relative_to(ROOT) else ""
-        if file in passed and item.get_closest_marker("extended"):
+        if item.path in passed and item.get_closest_marker("extended"):
             item.add_marker(
                 pytest.mark.skip(reason="passed as it stands (tests/kernels/passed.json); --record runs it")
             )

@@ -123,6 +123,7 @@ def test_the_covering_part_has_every_shape_with_each_type_and_layout() -> None:
     assert any(item.split_k > 1 for item in part) and any(item.int4 for item in part)  # type: ignore[attr-defined]
 
 
+@pytest.mark.extended
 def test_proposals_have_kernels_of_every_kind_of_stage() -> None:
     spec = tilewright_arch.load("gfx942")
     found = {
@@ -156,6 +157,7 @@ extern "C" __attribute__((global)) void SYMBOL(int* x, int n) {
     assert len(joined(list(units.values())).entries) == 3
 
 
+@pytest.mark.extended
 def test_sums_of_blocks_and_of_groups_have_room_beside_their_factors() -> None:
     """Measured with clang 22: tiles of 128x128 with 4-bit weights spill 9 registers on gfx1100, of ``ccr`` with blocks
     of 32 up to 39 on gfx1201; tiles of 256x192 up to 180 on gfx942, and of 128x256 up to 48 but for ``rcr``.

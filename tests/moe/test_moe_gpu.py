@@ -84,6 +84,7 @@ def small(problem: MoeProblem, warp: tuple[int, int, int], **fields: Any) -> Moe
 
 @pytest.mark.parametrize("room", [False, True], ids=["sorted", "room"])
 @pytest.mark.parametrize("counts", [*COUNTS, *WRONG], ids=str)
+@pytest.mark.some(6)
 def test_every_count_is_right_in_fibers(fibers: Fibers, counts: tuple[int, ...], room: bool) -> None:
     problem = problem_of("bf16", 5, 64, 40, 72, room=room, gap=3, alpha=0.5)
     config = small(problem, (16, 8, 16))
@@ -99,6 +100,7 @@ def test_every_type_is_right_in_fibers(fibers: Fibers, dtype: str, warp: tuple[i
 
 
 @pytest.mark.parametrize(("block", "room"), [(SQUARES, True), (COLUMNS, False)])
+@pytest.mark.some(1)
 def test_each_block_is_scaled_by_its_own_factor_in_fibers(fibers: Fibers, block: str, room: bool) -> None:
     problem = problem_of("fp8", 5, 64, 140, 260, room=room, scale_block=block, out_dtype="bf16")
     config = small(problem, (16, 8, 32))
@@ -113,6 +115,7 @@ STEPS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.some(1)
 def test_steps_behind_the_sums_are_right_in_fibers(fibers: Fibers, steps: dict[str, str]) -> None:
     problem = problem_of("bf16", 5, 64, 168, 72, gap=3, alpha=0.5, **steps)
     config = fused_with(problem, small(problem, (16, 8, 16)), hopper().arch)
@@ -145,6 +148,7 @@ def test_amd_kernels_are_right_in_the_emulator(room: bool) -> None:
 
 
 @pytest.mark.skipif(not HAVE_HIP, reason=WITHOUT_HIP)
+@pytest.mark.extended
 def test_amd_kernels_scale_each_block_by_its_own_factor_in_the_emulator() -> None:
     device = dataclasses.replace(device_of(tilewright_arch.load("gfx942")), units=UNITS)
     problem = problem_of("fp8", 3, 40, 140, 260, scale_block=SQUARES, out_dtype="bf16")

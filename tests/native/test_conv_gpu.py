@@ -35,7 +35,7 @@ def test_convolutions_are_right(emulator: ConvEmulator, name: str, rng: np.rando
 
 
 @pytest.mark.parametrize("name", [name for name, (_, settings) in CASES.items() if "split_k" in settings[0]])
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 def test_slices_add_up_and_never_vary(emulator: ConvEmulator, name: str, rng: np.random.Generator) -> None:
     config, settings = CASES[name]
     case = ConvCase(config, rng=rng, **settings[0])

@@ -109,7 +109,7 @@ def kernels(build_folder: Path, request: pytest.FixtureRequest) -> AmdKernels:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 def test_attention(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     kernel, shape = CASES[name]
     call = AlignedCall(kernel, shape, rng, at_end=bool(rng.integers(2)))
@@ -118,7 +118,7 @@ def test_attention(kernels: AmdKernels, name: str, rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 def test_gradients(kernels: AmdKernels, name: str, rng: np.random.Generator) -> None:
     call = AlignedGradients(*GRADIENTS[name], rng)
     call.run(kernels)

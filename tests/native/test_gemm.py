@@ -231,6 +231,7 @@ EPILOGUE_CASES = [
 
 
 @pytest.mark.parametrize(("level", "name", "d_layout"), EPILOGUE_CASES, indirect=["level"])
+@pytest.mark.some(48)
 def test_epilogues_match_float64(
     library: Library, runtime: Runtime, name: str, d_layout: str, rng: np.random.Generator
 ) -> None:

@@ -198,7 +198,7 @@ EPILOGUE_CASES = [
 
 
 @pytest.mark.parametrize(("name", "d_layout"), EPILOGUE_CASES)
-@pytest.mark.some(16)
+@pytest.mark.some(8)
 def test_epilogues_match_float64(emulator: Emulator, name: str, d_layout: str, rng: np.random.Generator) -> None:
     config = EPILOGUES[name]
     run(emulator, Call(config, [sizes(rng)], rng, alpha=0.25, d_layout=d_layout))
