@@ -34,8 +34,7 @@ enum {
   ALREADY_LOCKED = 712,
   NOT_LOCKED = 713,
   LAUNCH_FAILURE = 719,
-  CAPTURE_IMPLICIT = 906,
-  UNKNOWN = 999
+  CAPTURE_IMPLICIT = 906
 };
 static long number(const char* name, long otherwise) {
   const char* text = getenv(name);
