@@ -44,7 +44,7 @@ enum {
 static pthread_mutex_t lock;
 static __thread int current = FIRST_DEVICE;  // the device whose context it is, counted from 1
 static __thread int made_context;             // which of the contexts that were created it is; 0: the device's primary one
-static int contexts_made, context_gone[256];
+static int context_gone[256];
 static int sticky;
 // Of whoever makes calls fail (tests/faults/shim.c), if anybody does: the result of this one; below 0, of all from now.
 __attribute__((weak)) int tw_driver_step(void);

@@ -105,7 +105,7 @@ R cuDevicePrimaryCtxRelease_v2(int d) {
 static unsigned long long context_now(void) {
   return made_context ? 0x2000ull + made_context : 0x1000ull + current - 1;
 }
-static int context_device[256], context_before[256][2];  // what was current when it was made
+static int contexts_made, context_device[256], context_before[256][2];  // what was current when it was made
 R cuCtxCreate_v2(void** c, unsigned f, int d) {
   if (f || contexts_made == 255) return INVALID_VALUE;
   const int made = ++contexts_made;
