@@ -306,6 +306,7 @@ def killed_again_and_again(server: Any, restarts: int) -> None:
     load = Load(server.target)
     own = psutil.Process()
     stopped = False
+    begun = time.monotonic()
     memory: list[tuple[int, int]] = []
     for _ in range(restarts):
         time.sleep(1.0)
@@ -315,7 +316,13 @@ def killed_again_and_again(server: Any, restarts: int) -> None:
         if not goes_on(load, done):
             stopped = True
             break
+    took_s = time.monotonic() - begun
     load.end()
+    held = [(nbytes >> 20, descriptors) for nbytes, descriptors in (memory[0], memory[len(memory) // 3], memory[-1])]
+    print(  # noqa: T201
+        f"{len(memory)} restarts in {took_s:.0f} s; {dict(load.counts)}; the client's memory in MiB and descriptors at "
+        f"first, after a third, at last: {held}"
+    )
     assert not load.wrong
     assert not stopped, "calls go on after every restart"
     unfinished = sum(count for name, count in load.counts.items() if name != "done")

@@ -22,10 +22,11 @@ from pathlib import Path
 from queue import Queue
 
 from tests.planted.bug import Bug
+from tests.planted.front_bugs import FRONT_BUGS
 from tests.planted.host_bugs import HOST_BUGS
 from tests.planted.kernel_bugs import KERNEL_BUGS
 
-BUGS = [*HOST_BUGS, *KERNEL_BUGS]
+BUGS = [*HOST_BUGS, *FRONT_BUGS, *KERNEL_BUGS]
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0
 """After which tests that hang with a bug have found it."""

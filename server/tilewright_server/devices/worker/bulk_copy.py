@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from tilewright_server.devices.errors import check_copy
 from tilewright_server.devices.worker.exchange.channel import COPY, Op
 from tilewright_server.devices.worker.exchange.shared_area import SLOT_BYTES
@@ -39,23 +41,27 @@ def _at_once(op: Op, life: WorkerProcess, number: int, offset: int, data: memory
     channel = life.take()
     try:
         room = life.area.slot(channel.slot, 0, nbytes)
-        if op is Op.WRITE:
-            room[:] = data
-        life.ask(channel, HEADER.pack(op, 0, 0, 0, number) + COPY.pack(offset, 0, nbytes))
-        if op is Op.READ:
-            data[:] = room
+        try:
+            if op is Op.WRITE:
+                room[:] = data
+            life.ask(channel, HEADER.pack(op, 0, 0, 0, number) + COPY.pack(offset, 0, nbytes))
+            if op is Op.READ:
+                data[:] = room
+        finally:
+            life.area.take_back(room)
     finally:
         life.give_back(channel)
 
 
 def _in_parts(op: Op, life: WorkerProcess, number: int, offset: int, data: memoryview) -> None:
     """In halves of the slot: while the worker copies one, the other is filled or emptied."""
-    with life.channel() as channel:
+    with life.channel() as channel, ExitStack() as rooms:
         under_way: tuple[memoryview, memoryview] | None = None
         for index, at in enumerate(range(0, len(data), _HALF)):
             part = data[at : at + _HALF]
             start = index % 2 * _HALF
             room = life.area.slot(channel.slot, start, len(part))
+            rooms.callback(life.area.take_back, room)
             if op is Op.WRITE:
                 room[:] = part
             if under_way is not None:

@@ -66,6 +66,35 @@ def test_kernel_that_faults_ends_only_the_worker(bench: Bench) -> None:
     assert not is_running(pid)
 
 
+@pytest.mark.parametrize("nbytes", [4096, 16 << 20], ids=["at once", "in parts"])
+def test_worker_that_is_killed_during_a_copy_leaves_no_mapping(bench: Bench, nbytes: int) -> None:
+    """Whoever keeps the error keeps the frames of the copy, and not the memory that it went through."""
+    buffer, caught = bench.device.allocate(nbytes), []
+
+    def copy() -> None:
+        try:
+            bench.device.write(buffer, 0, memoryview(bytes(nbytes)))
+        except DeviceLostError as error:
+            caught.append(error)
+
+    copy()
+    before = areas()
+    os.kill(bench.device.pid, signal.SIGSTOP)
+    thread = threading.Thread(target=copy)
+    thread.start()
+    time.sleep(0.1)  # it waits for the worker
+    os.kill(bench.device.pid, signal.SIGKILL)
+    thread.join(30)
+    assert len(caught) == 1
+    bench.check_that_it_adds()
+    eventually(lambda: areas() == before)
+
+
+def areas() -> int:
+    """Staging areas of workers that this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:tw-device")
+
+
 def test_worker_that_is_killed_during_a_run_is_replaced(bench: Bench) -> None:
     spin, go = bench.spin(), bench.put(np.zeros(1, np.int32))
     with ThreadPoolExecutor(4) as threads:

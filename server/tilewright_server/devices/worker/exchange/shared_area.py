@@ -34,6 +34,7 @@ class Area:
             self.fd = os.memfd_create("tw-device", os.MFD_CLOEXEC)
             os.ftruncate(self.fd, _BYTES)
         self._map = mmap.mmap(self.fd, _BYTES)
+        self._is_over = False
         self._free = set(range(CONNECTIONS + 1, _PLACES))
 
     def places(self) -> memoryview:
@@ -64,11 +65,17 @@ class Area:
             places[index] = 0
 
     def slot(self, number: int, offset: int, nbytes: int) -> memoryview:
-        """Part of a connection's slot. ``ValueError`` if it is none, or the area is closed."""
+        """Part of a connection's slot, until ``take_back``. ``ValueError`` if it is none, or the area is closed."""
         if not 0 <= offset <= SLOT_BYTES - nbytes or not 0 <= number < CONNECTIONS:
             raise ValueError("outside the staging area")
         start = _TABLE_BYTES + number * SLOT_BYTES + offset
         return memoryview(self._map)[start : start + nbytes]
+
+    def take_back(self, room: memoryview) -> None:
+        """The end of the use of a part. With the last one an area that was closed meanwhile goes."""
+        room.release()
+        if self._is_over:
+            self.close()
 
     def all_slots(self) -> memoryview:
         """All slots, for a device that locks them."""
@@ -81,7 +88,8 @@ class Area:
             os.close(fd)
 
     def close(self) -> None:
-        """Unmap, unless somebody is still copying: then the last of them does."""
+        """Unmap, unless somebody is still copying: then ``take_back`` of the last of them does."""
+        self._is_over = True
         self.close_fd()
         with suppress(BufferError):
             self._map.close()
