@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import AccessError, CancelledError, NotFoundError
 from tilewright_server.clients.client import Client
-from tilewright_server.endpoints.kserve.charges import Debts
 from tilewright_server.endpoints.kserve.connections import (
     Connection,
     maps_object,
@@ -30,6 +29,9 @@ from tilewright_server.engine.types import Selection
 from tilewright_server.session.processes import UNKNOWN, is_known, pid_of
 from tilewright_server.session.session import Session
 from tilewright_server.session.sessions import Sessions
+
+if TYPE_CHECKING:
+    from tilewright_server.endpoints.kserve.charges import Debts
 
 __all__ = ["LoadedPlan", "Owner", "Owners", "SharedRegion", "no_region"]
 
@@ -118,7 +120,8 @@ class Owners:
         self._ports: set[int] = set()
         self._lock = threading.Lock()
         self._owners: dict[tuple[str, str], Owner] = {}
-        self.debts = Debts()
+        self._making = threading.Lock()
+        self._debts: Debts | None = None
         self._wake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -126,6 +129,16 @@ class Owners:
     def listen(self, paths: Collection[str], ports: Collection[int]) -> None:
         """Take connections to these sockets as leases from now on."""
         self._paths, self._ports = set(paths), set(ports)
+
+    @property
+    def debts(self) -> Debts:
+        """Debts for pages of objects that are not registered any more."""
+        from tilewright_server.endpoints.kserve.charges import Debts  # not before the first region
+
+        with self._making:
+            if self._debts is None:
+                self._debts = Debts()
+            return self._debts
 
     def find(self, client: Client) -> Owner | None:
         """The owner that a client is; None if it has registered nothing."""
@@ -191,7 +204,8 @@ class Owners:
         self._wake.set()
         for owner in owners:
             self._sessions.close(owner.session)
-        self.debts.close()
+        if self._debts is not None:
+            self._debts.close()
 
     def _connections(self) -> list[Connection]:
         return open_connections(self._paths, self._ports)

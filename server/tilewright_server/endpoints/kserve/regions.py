@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from tilewright_kit.types.errors import InvalidArgumentError, NotFoundError
 from tilewright_server.clients.client import Client
 from tilewright_server.devices.contract import IPC_KINDS, MemoryHandle
-from tilewright_server.endpoints.kserve.charges import Charge
 from tilewright_server.endpoints.kserve.owners import Owner, Owners, SharedRegion, no_region
 from tilewright_server.memory.device_regions import DeviceRegion, check_handle
 from tilewright_server.memory.shm import MAX_REGION_BYTES, open_object
@@ -49,6 +48,8 @@ class SharedMemory:
 
     def _registered(self, session: Session, name: str, nbytes: int, uid: int) -> AnyRegion:
         """A region over an object. What is owed for its pages already is a part of the charge from now on, or stays."""
+        from tilewright_server.endpoints.kserve.charges import Charge  # not before the first region
+
         debts, opened = self._owners.debts, open_object(name, nbytes, uid, fills=self._fill)
         try:
             with debts.taken_over(opened.fd, opened.inode) as owed:
