@@ -73,6 +73,12 @@ def tools(folder: Path) -> list[tuple[str, bool, str, str]]:
             "apt-get install golang-go golang-google-grpc-dev protoc-gen-go-grpc golang-goprotobuf-dev",
         ),
         ("Node.js and npm", programs("node", "npm"), "examples/grpc in JavaScript, and buf", "https://nodejs.org"),
+        (
+            "kubectl",
+            programs("kubectl"),
+            "what Kustomize makes of deploy/kubernetes, validated",
+            "https://kubernetes.io/docs/tasks/tools, release 1.27 or later",
+        ),
         ("podman", programs("podman"), "container images, built and run", "apt-get install podman"),
         ("ziglang", have("ziglang"), "CPU kernels built by a second compiler and for AArch64", f"{venv} ziglang"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -85,13 +86,23 @@ def test_the_schemas_see_a_mistake() -> None:
         validate.validate(wrong, VERSION, strict=True)
 
 
-@pytest.mark.parametrize("folder", ["pod", "gpu", "node"])
-def test_what_kustomize_makes_is_valid(folder: str) -> None:
+def kustomize() -> list[str]:
+    """The command, of a release that knows what ours are written in; Debian 12 packages 1.20, which does not."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl")
+    told = subprocess.run(["kubectl", "version", "--client", "-o", "json"], capture_output=True, check=False)
+    found = json.loads(told.stdout or b"{}").get("kustomizeVersion", "v0").lstrip("v").partition(".")[0]
+    if not found.isdigit() or int(found) < 5:
+        pytest.skip("needs kubectl 1.27 or later")
+    return ["kubectl", "kustomize"]
+
+
+@pytest.mark.parametrize("folder", ["pod", "gpu", "node"])
+def test_what_kustomize_makes_is_valid(folder: str) -> None:
+    command = kustomize()
     yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with kubernetes-validate")
     validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
-    done = subprocess.run(["kubectl", "kustomize", KUBERNETES / folder], capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, KUBERNETES / folder], capture_output=True, text=True, check=True)
     made = list(yaml.safe_load_all(done.stdout))
     for item in made:
         validate.validate(item, VERSION, strict=True)
