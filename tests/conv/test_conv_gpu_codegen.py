@@ -65,6 +65,23 @@ def test_weights_are_transposed_by_lds_where_it_can(name: str, more: dict[str, A
     assert ("conv/turned_taps.hpp" in text, "conv/taps.hpp" in text) == (turned, not turned)
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "shared"),
+    [
+        ("gfx942", {}, True),
+        ("gfx90a", {"tile": (64, 64, 32), "dtype_in": "fp16"}, True),
+        ("gfx950", {"tile": (64, 32, 32)}, False),
+        ("gfx1100", {"tile": (64, 64, 32), "warp_tile": (16, 16, 16)}, False),
+    ],
+)
+def test_lanes_share_pixels_where_quads_have_the_same(name: str, more: dict[str, Any], shared: bool) -> None:
+    fields = {"pipeline": "compv3", "tile": (128, 128, 32), "wave": (2, 2, 1), "dtype_in": "bf16", "dtype_out": "fp32"}
+    warp = (16, 16, 32 if name == "gfx950" else 16)
+    fields |= {"warp_tile": warp, "vector_sizes": (8, 8, 4), "two_stage": True, "epilogue": "default"} | more
+    text = render_gpu(ConvBackwardWeightConfig.from_dict(fields), tilewright_arch.load(name)).text
+    assert ("conv/shared_pixels.hpp" in text, "conv/weight.hpp" in text) == (shared, not shared)
+
+
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", GPUS)
 def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str, direction: Direction) -> None:
@@ -77,7 +94,7 @@ def test_every_kernel_of_the_default_set_has_a_unit_of_its_own(name: str, direct
         assert unit.language == arch.kind and list(unit.entries) == (["main", "convert"] if two else ["main"])
         assert "$" not in unit.text and "auto" not in unit.text.partition("struct Config")[2]
         folder = f"tilewright/{'sm90' if IM2COL.makes(config) else 'gpu'}/conv"
-        assert f'#include "{folder}/{header_of(config)}"' in unit.text
+        assert f'#include "{folder}/{header_of(config, arch)}"' in unit.text
         assert (include_dir() / folder / header_of(config)).is_file()
         assert f"TW_CONV_KERNEL({unit.entries['main']}, Config)" in unit.text
 

@@ -37,6 +37,7 @@ class ConvMutant:
 
 
 IMAGE, ROWS, AMD, CONV = "conv/image.hpp", "conv/image_loader.hpp", "amd/image_loader.hpp", "conv/implicit_gemm.hpp"
+PIXELS = "conv/shared_pixels.hpp"
 TILE, DEPTHWISE, WEIGHT, GROUPS = (
     "conv/depthwise/tile.hpp",
     "conv/depthwise/depthwise.hpp",
@@ -107,9 +108,16 @@ CONV_MUTANTS = [
         "offset += (s.axis(i) > 0 ? s.axis(i) - 1 : 0) * problem.axes[i].tap_stride;",
         "data",
     ),
-    ConvMutant("pixels beyond a slice count twice", AMD, "exists[i] & (row < end);", "exists[i];", "weight_split"),
     ConvMutant(
-        "the first channel for all columns", AMD, "channel = column - tap * (int)p.channels;", "channel = 0;", "weight"
+        "pixels beyond a slice count twice", AMD, "exists[i] & (row < end);", "exists[i];", "weight_split", "gfx1201"
+    ),
+    ConvMutant(
+        "the first channel for all columns",
+        AMD,
+        "channel = column - tap * (int)p.channels;",
+        "channel = 0;",
+        "weight",
+        "gfx1201",
     ),
     # results
     ConvMutant("the old gradient is not added", "blocks/epilogue.hpp", "x[l] += y[l];", "x[l] += 0.0f;", "data_adds"),
@@ -173,6 +181,38 @@ CONV_MUTANTS = [
         "channel < (int)again.channels; channel += vector",
         "channel < vector; channel += vector",
         "groups",
+    ),
+    # pixels that quads of lanes share
+    ConvMutant("lanes keep their own pixel", PIXELS, "of_quad(pixel.offset, r % 4)", "pixel.offset", "weight"),
+    ConvMutant(
+        "lanes look at their own pixel's place",
+        PIXELS,
+        "of_quad((uint32_t)pixel.at[axis], r % 4)",
+        "(uint32_t)pixel.at[axis]",
+        "weight_registers",
+    ),
+    ConvMutant(
+        "a quad finds its first pixel alone",
+        PIXELS,
+        "thread % min_of(Base::rows, 4)",
+        "0",
+        "weight_registers",
+        "gfx950",
+    ),
+    ConvMutant(
+        "shared pixels beyond a slice count twice",
+        PIXELS,
+        "row < end ? own[i].at[2] : kFar",
+        "own[i].at[2]",
+        "weight_split",
+    ),
+    ConvMutant(
+        "shared pixels: the first channel for all columns",
+        PIXELS,
+        "channel = column - tap * (int)p.channels;",
+        "channel = 0;",
+        "weight",
+        "gfx90a",
     ),
     ConvMutant("groups: sums of another tap", WEIGHT, "u.tap.w + t;", "u.tap.w + (t ^ 1) % taps_w;", "groups_weight"),
 ]

@@ -37,6 +37,8 @@ class ConvGpuConfig(GpuConfig):
     @property
     def header(self) -> str:
         weight = self.direction == "backward_weight"
+        if weight and self.kind == "implicit" and self.wave_size == 64 and self.a in ("fp16", "bf16"):
+            return "conv/shared_pixels.hpp"
         if self.is_matrix:
             return "conv/weight.hpp" if weight else "conv/implicit_gemm.hpp"
         return (

@@ -9,6 +9,7 @@ from tilewright_arch import ArchSpec
 from tilewright_grouped_conv import __version__
 from tilewright_grouped_conv.config.config import ConvConfig, Triple
 from tilewright_grouped_conv.config.pipelines import form_of, template_of
+from tilewright_grouped_conv.footprint.amd_loads import shares_pixels, turns_weights
 from tilewright_grouped_conv.rules.rulebook import RULES
 from tilewright_grouped_conv.vocabulary import Direction, Kind, Scale
 from tilewright_kit.contract.source import SourceUnit
@@ -71,15 +72,8 @@ def render_gpu(config: ConvConfig, arch: ArchSpec) -> SourceUnit:
     entries = {GPU_EXPORTS[name]: symbol if name == "TW_CONV_KERNEL" else f"{symbol}_convert" for name in macros}
     exports = "\n".join(f"{name}({entries[GPU_EXPORTS[name]]}, Config)" for name in macros)
     more = "\n" + _template("conv_gpu_config.in").substitute(_gpu_constants(config, arch)).strip("\n")
-    header = "turned_taps.hpp" if turns_weights(config, arch) else header_of(config)
-    text = _unit(template_of(config.pipeline, arch.kind), config, header, more, exports)
+    text = _unit(template_of(config.pipeline, arch.kind), config, header_of(config, arch), more, exports)
     return SourceUnit(config.name, arch.kind, text, entries, plugin_version=__version__)
-
-
-def turns_weights(config: ConvConfig, arch: ArchSpec) -> bool:
-    """True for kernels of the image's gradient whose weights the LDS transposes as it is read."""
-    fits = config.warp_tile[1] == 16 and config.tile[1] in (64, 128, 256) and config.dtype_in.bytes == 2
-    return arch.id == "gfx950" and config.pipeline == "taps" and config.direction is Direction.BACKWARD_DATA and fits
 
 
 def gpu_exports_of(config: ConvConfig) -> tuple[str, ...]:
@@ -96,10 +90,14 @@ def exports_of(config: ConvConfig) -> tuple[str, ...]:
     return ("TW_CONV_SPLIT" if config.split_k > 1 else "TW_CONV_MAIN", "TW_CONV_WORKSPACE")
 
 
-def header_of(config: ConvConfig) -> str:
-    """The header of a kernel's templates, on CPUs and GPUs alike. A unit includes one, so that its compiler reads no
-    other kind of kernel.
+def header_of(config: ConvConfig, arch: ArchSpec | None = None) -> str:
+    """The header of a kernel's templates, on CPUs and GPUs alike but for those that some archs have alone. A unit
+    includes one, so that its compiler reads no other kind of kernel.
     """
+    if arch is not None and turns_weights(config, arch):
+        return "turned_taps.hpp"
+    if arch is not None and shares_pixels(config, arch):
+        return "shared_pixels.hpp"
     if header := form_of(config.pipeline).header:
         return header
     if config.direction is Direction.BACKWARD_WEIGHT and not config.is_matrix:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from tilewright_arch import ArchSpec
 from tilewright_grouped_conv.candidates.applicability.gpu import padded_channels
 from tilewright_grouped_conv.config.config import ConvConfig
+from tilewright_grouped_conv.footprint.amd_loads import shares_pixels
 from tilewright_grouped_conv.footprint.tma_groups import bulk_tiles
 from tilewright_grouped_conv.launch.direct import loop_shared_bytes, loop_workgroups
 from tilewright_grouped_conv.launch.gpu import product_shared_bytes
@@ -69,8 +70,10 @@ _WAIT_CYCLES, _USUAL_WAIT_CYCLES = {"mem": 250.0, "compv3": 110.0}, 48.0
 _GATHER_CYCLES, _ACCESS_CYCLES = 5.0, 2.5
 """Cycles of a unit to find one pixel (one line of a matrix) for every lane of a wave, and to read a vector there."""
 _PIXEL_CYCLES, _LINE_CYCLES = 60.0, 4.0
+_SHARED_PIXEL_CYCLES, _QUAD_CYCLES = 10.0, 224.0
 """AMD, gradient of the weights: vector instructions of a unit for one vector of the image, whose pixel every lane works
-out, and of the other operand (counted by ``kernels analyze`` over nine tiles of gfx942 and gfx950: within a tenth).
+out, and of the other operand; where a quad of lanes shares four pixels, for one vector, and in each step (counted by
+``kernels analyze`` over nine tiles of gfx942 and gfx950: within a tenth).
 """
 _LANES, _GCN_LANES = 32, 64
 STORE_CYCLES = 0.05
@@ -223,7 +226,10 @@ def step_cycles(config: ConvConfig, arch: ArchSpec, together: int) -> float:
         wait = _WAIT_CYCLES.get(config.pipeline, _USUAL_WAIT_CYCLES)
         if weight and gathers and arch.wave_size == _GCN_LANES:
             # One workgroup alone works out places and multiplies by turns; of several, others multiply meanwhile.
-            places = accesses[1] * _PIXEL_CYCLES + accesses[0] * _LINE_CYCLES
+            places = accesses[1] * _PIXEL_CYCLES
+            if shares_pixels(config, arch):
+                places = accesses[1] * _SHARED_PIXEL_CYCLES + _QUAD_CYCLES
+            places += accesses[0] * _LINE_CYCLES
             return max(max(busy, places * 1.1), (busy + places + wait) / max(together, 1))
         return busy + 0.5 * issue + wait / max(together, 1)
     if config.waves > _FEW_WAVES:
