@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "server" / "devices")]
+POD = ROOT / "deploy" / "kubernetes" / "pod" / "deployment.yaml"
 BUILD = ROOT / "deploy" / "container" / "build.sh"
 PYTHON = "3.11"
 """Version of the base below. (The script's own base comes from a registry; one of Debian's packages needs none.)"""
@@ -165,6 +167,60 @@ def test_what_changes_in_the_project_is_in_the_next_image(podman: Podman, image:
     """No layer of an earlier build is taken for it: what a step mounts is not in the keys of podman's cache."""
     printed = run(BUILD, "cpu", image, PRINT="1", ENGINE="podman").stdout
     assert " --no-cache " in printed
+
+
+def test_the_pods_containers_work_together_as_the_manifest_has_them(podman: Podman, image: str) -> None:
+    """Commands, variables, volumes, users and probes of deploy/kubernetes/pod, with folders for its volumes; the second
+    container is in the namespaces of processes and network of the first, as in a pod."""
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with kubernetes-validate")
+    spec = yaml.safe_load(POD.read_text("utf-8"))["spec"]["template"]["spec"]
+    (server,), (app,) = spec["initContainers"], spec["containers"]
+    names = [f"tilewright-test-{os.getpid()}-{item['name']}" for item in (server, app)]
+    probe = server["startupProbe"]["httpGet"]
+    (port,) = (item["containerPort"] for item in server["ports"] if item["name"] == probe["port"])
+    ask = f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}{probe['path']}').status)"
+    with tempfile.TemporaryDirectory(prefix="tw-", ignore_cleanup_errors=True) as folder:
+        for volume in spec["volumes"]:
+            (Path(folder) / volume["name"]).mkdir()
+            (Path(folder) / volume["name"]).chmod(0o777)  # as an emptyDir
+
+        def options(container: dict[str, Any]) -> list[str]:
+            user = f"--user={spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
+            made = ["--detach", user, "--cap-drop=all", "--security-opt=no-new-privileges"]
+            made += [f"--env={item['name']}={item['value']}" for item in container["env"]]
+            return made + [
+                f"--volume={folder}/{item['name']}:{item['mountPath']}" for item in container["volumeMounts"]
+            ]
+
+        try:
+            done = podman(*RUN, f"--name={names[0]}", *options(server), image, *server["args"])
+            assert done.returncode == 0, done.stderr
+            seconds = server["startupProbe"]["periodSeconds"]
+            for _ in range(server["startupProbe"]["failureThreshold"]):
+                if podman("exec", names[0], "python3", "-c", ask).stdout.strip() == "200":
+                    break
+                time.sleep(seconds)
+            within = [
+                f"--pid=container:{names[0]}",
+                f"--network=container:{names[0]}",
+                f"--entrypoint={app['command'][0]}",
+            ]
+            limits = [item for item in RUN[1:] if not item.startswith("--network")]
+            command = [*app["command"][1:], *app["args"]]
+            done = podman("run", *limits, f"--name={names[1]}", *within, *options(app), image, *command)
+            assert done.returncode == 0, done.stderr
+            deadline = time.monotonic() + 300
+            while "success" not in (logs := podman("logs", names[1])).stdout:
+                (state,) = json.loads(podman("inspect", names[1]).stdout)
+                assert state["State"]["Running"] and time.monotonic() < deadline, logs.stdout + logs.stderr
+                time.sleep(0.5)
+            podman("rm", "--force", names[1])
+            assert podman("stop", f"--time={spec['terminationGracePeriodSeconds']}", names[0]).returncode == 0
+            (state,) = json.loads(podman("inspect", names[0]).stdout)
+            assert state["State"]["ExitCode"] == 0, podman("logs", names[0]).stderr
+        finally:
+            for name in reversed(names):
+                podman("rm", "--force", "--volumes", name)
 
 
 def simulated(folder: Path, kind: str) -> list[str]:
