@@ -86,8 +86,9 @@ def test_tiles_of_more_than_three_numbers_are_given_whole(cli):
 @pytest.mark.extended
 def test_kinds_that_nobody_knows_are_told_from_those_that_there_are(cli):
     ran = cli("kernels", "generate", "--arch", "gfx942", "--variants", "nonsense", "--list-configs")
-    assert ran.code == 1
-    assert "batched, grouped, multi_d, preshuffle, standard" in ran.err
+    assert ran.code == 2
+    assert "batched, grouped, multi_d, preshuffle, standard, stream_k" in ran.err
+    assert "no such kernel" not in ran.err, "it was refused before any set was made"
     ran = cli("kernels", "generate", "--arch", "gfx942", "--operation", "conv", "--streamk-enabled",
               "--rule-set", "full", "--list-configs")  # fmt: skip
     assert ran.code == 1

@@ -15,6 +15,7 @@ from engine_harness import BEST, TEAM, TWO_STAGES, Vectors, call, plan
 from vector_operation import VectorConfig, VectorOperation, request
 
 from tilewright_kit.contract.problem import OperationRequest
+from tilewright_kit.loading.loader import PluginManager
 from tilewright_kit.types.errors import (
     CancelledError,
     DeadlineError,
@@ -26,7 +27,7 @@ from tilewright_kit.types.errors import (
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_server.engine.call import Call
 from tilewright_server.engine.engine import BuildEvent, Engine, Prepared
-from tilewright_server.engine.types import Outcome, Selection
+from tilewright_server.engine.types import EngineOptions, Outcome, Selection
 
 # Planning
 
@@ -239,6 +240,20 @@ def test_catalog_lists_finds_and_shows(engine: Engine) -> None:
         engine.kernels.list(kernel_set="defalt")
     json.dumps(engine.kernels.export("vector"))
     assert engine.kernels.kernel_sets() == ["broken", "default", "registered", "teams"]
+
+
+def test_a_kernel_is_found_by_its_name_without_the_sets_of_other_operations(tmp_path: Path) -> None:
+    plugins = PluginManager(["cpu", "gemm", "fmha"])
+    plugins.load_entry_points()
+    engine, made = Engine(EngineOptions(cache_dir=tmp_path), plugins), []
+    try:
+        arch, products = engine.devices.info().arch, engine.operations["gemm"]
+        first = next(iter(products.kernel_sets.values()))
+        wanted = next(iter(first.iterate(arch, products.rules)))
+        assert engine.kernels.find("", wanted.name, pause=lambda: made.append(1)) == wanted
+    finally:
+        engine.close()
+    assert 0 < len(made) == len(list(first.iterate(arch, products.rules)))
 
 
 def test_configuration_is_validated_and_corrected(engine: Engine) -> None:

@@ -35,7 +35,7 @@ Array = npt.NDArray[Any]
 PARAMETERS: Mapping[str, Any] = {
     "objective": "regression", "learning_rate": 0.05, "num_leaves": 31, "max_depth": 6, "min_data_in_leaf": 10,
     "feature_fraction": 0.6, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "seed": 1, "verbose": -1,
-    "deterministic": True, "force_col_wise": True, "num_threads": 2,
+    "deterministic": True, "force_col_wise": True, "num_threads": 1,
 }  # fmt: skip
 TREES = 300
 _NEAR = 2.0

@@ -44,6 +44,7 @@ class GemmConfig(TiledForms, KernelConfig):
     """
 
     operation: ClassVar[str] = "gemm"
+    kinds: ClassVar[tuple[str, ...]] = ("batched", "grouped", "multi_d", "preshuffle", "standard", "stream_k")
     signature_fields: ClassVar[tuple[str, ...]] = (
         "dtype_a", "dtype_b", "dtype_c", "dtype_acc", "layout", "transpose_a", "transpose_b", "structured_sparsity",
         "grouped", "batched", "split_k", "binary", "num_d_tensors", "dtype_d", "unary", "bias", "scale_a", "scale_b",

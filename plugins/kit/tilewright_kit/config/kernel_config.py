@@ -35,6 +35,8 @@ class KernelConfig:
     """Triples that stand for m, n and k of a product; other triples are exported as lists."""
     signature_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that say what the kernel computes. All others are its algorithm: every field is in exactly one."""
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Values of the property ``variant``, where kernels are of kinds that commands choose among (``--variants``)."""
     plan_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that only ``Operation.plan`` reads. All others must show in the generated source or its flags."""
 

@@ -241,7 +241,16 @@ def _check_variants(operation: Operation[Any, Any], variants: Sequence[str]) -> 
             fix="leave --variants out; --variant names a direction or family",
         )
     directions = operation.variants if isinstance(operation, HasVariants) else {}
+    kinds = operation.config_type.kinds
     for word in variants:
+        if kinds and word not in kinds:
+            raise InvalidArgumentError(
+                f"kernels of {operation.name} are of no kind {word!r}",
+                field="variants",
+                value=word,
+                rule="generate_options",
+                fix=f"use one or several of {', '.join(kinds)}",
+            )
         if directions.get(word, operation.name) != operation.name:
             raise InvalidArgumentError(
                 f"{word} is a direction of its own, not a kind of kernel of {operation.name}",
