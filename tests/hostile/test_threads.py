@@ -169,6 +169,23 @@ def test_long_executions_of_one_client_leave_the_others_theirs(tmp_path: Path, k
             assert healthy(address)
 
 
+def test_health_has_threads_of_its_own(tmp_path: Path) -> None:
+    """A process whose calls have all the threads that it may have is answered about health beside them."""
+    with ServerProcess(tmp_path, workers=4) as server, contextlib.ExitStack() as clients:
+        address = server.addresses[0]
+        callers = [clients.enter_context(Client(address)) for _ in range(4)]
+        plans = [client.plan(4, seconds=4.0) for client in callers]
+        calls = []
+        for client, plan in zip(callers, plans, strict=True):
+            request = client.execution(plan, inline(bytes(16)), RETURNED)
+            calls.append(client.dispatch.Execute.future(request))
+            client.status()  # the call before is there by now
+        assert healthy(address)
+        assert not any(call.done() for call in calls)
+        for call in calls:
+            call.cancel()
+
+
 COMPILER = """#!/bin/sh
 case "$*" in *-shared*) while [ -e {gate} ]; do sleep 0.05; done;; esac
 exec {compiler} "$@"

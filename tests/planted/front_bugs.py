@@ -11,18 +11,18 @@ THREADS = f"{SERVER}/endpoints/rpc/transport/threads.py"
 
 FRONT_BUGS = [
     Bug(
-        "front door 1: a thread is started in gRPC's own thread",
-        THREADS,
-        "self._starter.ask(self._grow)",
-        "threading.Thread(target=self._grow).start()",
+        "front door 1: threads are started in gRPC's own thread",
+        f"{SERVER}/endpoints/rpc/transport/event_loop.py",
+        "            entry.accept(call)\n",
+        "            threading.Thread(target=entry.accept, args=(call,)).start()\n",
         "tests/hostile/test_threads.py -k refused_thread",
     ),
     Bug(
         "front door 2: health waits behind other calls",
         f"{SERVER}/endpoints/rpc/server.py",
-        "self._lanes = lanes",
-        "self._lanes = lanes | {Lane.HEALTH: lanes[Lane.WORK]}",
-        "tests/hostile/test_threads.py -k long_executions",
+        "partial(Reception, identify, lanes, self.streams)",
+        "partial(Reception, identify, lanes | {Lane.HEALTH: lanes[Lane.WORK]}, self.streams)",
+        "tests/hostile/test_threads.py -k health",
     ),
     Bug(
         "front door 2: one process has all threads",

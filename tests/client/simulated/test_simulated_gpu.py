@@ -311,6 +311,18 @@ def test_a_device_that_is_replaced_is_used_again_by_itself(own_target, gpu, torc
         assert gpu.comes_to_rest(torch.current)
 
 
+@pytest.mark.extended
+def test_a_binding_that_was_never_launched_outlives_its_device(own_target, gpu, torch) -> None:
+    """No connection to the process that ended tells its client: the first launch meets the new one."""
+    with tw.connect(own_target, launch="server") as client, tw.connect(own_target, launch="server") as other:
+        a, b, out = tensors(torch, gpu.allocate(1 << 20))
+        bound = client.plan_gemm(a, b, out=out).bind(a, b, out=out)
+        end_worker()
+        assert other.gemm(a, b, out=out) is out  # by the new one
+        assert bound() is out
+        assert gpu.comes_to_rest(torch.current)
+
+
 def end_worker() -> None:
     """Kill the processes of devices that servers of this process run, and wait until they are gone."""
     found = device_workers(os.getpid())

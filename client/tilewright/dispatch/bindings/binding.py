@@ -103,6 +103,9 @@ def bind(core: Core, loaded: Loaded, timeout: float | None) -> Flow[Binding | No
             raise
         loaded.cargo.in_place = False
         return None
+    except TilewrightError as error:
+        core.note(error)
+        raise
     return Binding(core, session, reply, epoch)
 
 

@@ -157,7 +157,11 @@ class BoundState:
         load = yield from self.loaded()
         if self.binding is None and can_bind(load):
             core = self.plan.core
-            self.binding = yield from bind(core, load, core.timeout)
+            try:
+                self.binding = yield from bind(core, load, core.timeout)
+            except TilewrightError:  # the device may have lost the memory that this names
+                self.forget()
+                raise
             if self.binding is not None:
                 self.go = launcher(self.binding, load.cargo.tensors)
         return self.binding

@@ -222,9 +222,10 @@ class Binder:
         if item.device_id != binding.target.device_id:
             raise _wrong_device(slot, item, binding.target.device_id)
         if is_lost(item.address):
-            raise DeviceLostError(
-                f"the {item.kind} was on the device when it was lost", device=item.device_id, retry_after_s=None
-            )
+            # A region's memory is the client's, and there still: it can be registered again.
+            later = 0.5 if isinstance(item, DeviceRegion) else None
+            lost = f"the {item.kind} was on the device when it was lost"
+            raise DeviceLostError(lost, device=item.device_id, retry_after_s=later)
         if item.address % slot.alignment:
             raise _misaligned(slot, item)
         if slot.nbytes:
