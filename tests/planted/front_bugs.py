@@ -46,6 +46,27 @@ FRONT_BUGS = [
         "tests/hostile/test_sparse.py -k no_page",
     ),
     Bug(
+        "front door 4: nobody hears of pages that were taken away while they were used",
+        f"{SERVER}/memory/guard.py",
+        "return self._slot >= 0 and bool(_library().tw_guard_holes(self._slot))",
+        "return False",
+        "tests/server/memory/test_guard.py",
+    ),
+    Bug(
+        "front door 4: pages that the server made are forgotten with their region",
+        f"{SERVER}/endpoints/kserve/charges.py",
+        "        if owed:\n",
+        "        if not owed:\n",
+        "tests/kserve/test_charges.py",
+    ),
+    Bug(
+        "front door 8: one large take may have more than half",
+        f"{SERVER}/session/quotas.py",
+        "elif 2 * (process + amount) + principal - process > share + 1:",
+        "elif 2 * (process + 1) + principal - process > share + 1:",
+        "tests/server/memory/test_client_quotas.py",
+    ),
+    Bug(
         "front door 5: what nobody waits for any more is built",
         f"{SERVER}/build/pool.py",
         "if job.held or job.lasting or job.begun:\n                return\n            self._drop(job)",
