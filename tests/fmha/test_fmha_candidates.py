@@ -23,6 +23,7 @@ from fmha_requests import (
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.arch_section import attention_of
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.tile_order import category
 from tilewright_fmha.launch.splits import choose_splits
 from tilewright_fmha.pipelines.candidates import (
@@ -124,7 +125,9 @@ def test_keys_are_cut_where_queries_are_few(arch: ArchSpec) -> None:
     many = fmha_candidates(_long(8192, 8192, 8), device)
     assert {config.family for config in many} == {Family.FWD}
     short = fmha_candidates(_long(1, 64, 8), device)
-    assert Family.SPLITKV not in {config.family for config in short}
+    assert {choose_splits(_long(1, 64, 8), config, device) for config in short} == {1}
+    portable = [config for config in short if not is_specialised(config)]
+    assert Family.SPLITKV not in {config.family for config in portable}
 
 
 def test_splits_come_from_capacities_and_can_be_asked_for() -> None:

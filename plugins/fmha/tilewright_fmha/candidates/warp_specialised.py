@@ -7,11 +7,11 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decode_algorithms, decode_heads
+from tilewright_fmha.config.decode import decode_algorithms, decode_heads, splits_tiles
 from tilewright_fmha.config.features import features_of
 from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm, gradient_heads
 from tilewright_fmha.config.latent import LATENT_HEADS, is_latent, latent_algorithms
-from tilewright_fmha.config.warp_specialised import specialised_algorithms, specialised_heads
+from tilewright_fmha.config.warp_specialised import HEADS, parts_algorithm, specialised_algorithms, specialised_heads
 from tilewright_fmha.launch.tensor_maps import copy_mismatches
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import Family
@@ -34,6 +34,8 @@ def ws_cuts(config: FmhaConfig, arch: ArchSpec, pipeline: str) -> Iterator[Mappi
         yield from latent_algorithms()
     else:
         yield from decode_algorithms(config.hdim, config.dtype)
+        if config.hdim in HEADS:
+            yield parts_algorithm(config.hdim)
 
 
 def ws_algorithms(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
@@ -64,7 +66,9 @@ def _forward(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
 
 
 def _few_rows(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
-    """The kernel of the fewest rows that hold all query heads of a key head."""
+    """The kernel of the fewest rows that hold all query heads of a key head, and that of many rows where several tiles
+    would each read all keys.
+    """
     hdim = decode_heads(problem.dtype, problem.hdim_q, problem.hdim_v)
     if hdim is not None:
         cuts = decode_algorithms(hdim, problem.dtype)
@@ -75,6 +79,8 @@ def _few_rows(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
     found = [plain.replace(hdim=hdim, **item) for item in cuts]
     rows = problem.seq_q * problem.group
     yield next((item for item in found if item.m0 >= rows), found[-1])
+    if rows > found[-1].m0 and hdim in HEADS:
+        yield plain.replace(hdim=hdim, **parts_algorithm(hdim))
 
 
 def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
@@ -88,4 +94,17 @@ def ws_mismatches(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violatio
     if is_latent(config) and not problem.v_in_k:
         reason = "its values are the first elements of keys, and the problem has values of their own"
         yield Violation("latent_values", "hdim", config.hdim, reason)
+    if splits_tiles(config) and config.pack_gqa:
+        yield from _packed(problem, config)
     yield from copy_mismatches(problem, config)
+
+
+def _packed(problem: FmhaProblem, config: FmhaConfig) -> Iterator[Violation]:
+    """Reasons why the copy engine cannot gather the query heads of a key head as rows of one tile."""
+    if config.m0 % problem.group:
+        reason = f"a tile has {config.m0} rows, which {problem.group} query heads of a key head do not divide"
+        yield Violation("copy_strides", "pack_gqa", True, reason, {"pack_gqa": False})
+    place = problem.place("q")
+    if not problem.varlen and min(problem.batch, problem.seq_q) > 1 and place.batch != problem.seq_q * place.row:
+        reason = "q: rows of items do not follow each other"
+        yield Violation("copy_strides", "pack_gqa", True, reason, {"pack_gqa": False})

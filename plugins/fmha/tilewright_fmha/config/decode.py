@@ -22,6 +22,7 @@ __all__ = [
     "decode_resident",
     "decodes",
     "few_rows_cut",
+    "splits_tiles",
 ]
 
 DECODE_THREADS = 128 + 32
@@ -31,6 +32,8 @@ _BYTES_HEADS = ((64, 64), (128, 128))
 """Head sizes of 8-bit caches: panels of 128 elements, or one of 64."""
 _ROWS, _BYTES_ROWS = (8, 16, 32), (8, 16)
 """Rows of a tile: for caches of 16 bits; of 8, which need registers on their way."""
+_TILE_ROWS = 64
+"""Rows of an instruction, where they are queries."""
 _STEP = 64
 """Keys of an instruction."""
 _SLOT_BYTES, _LEAST_KEYS, _MOST_KEYS = 16 << 10, 64, 256
@@ -46,7 +49,13 @@ _EIGHT_BITS = (FmhaDType.FP16FP8, FmhaDType.BF16FP8)
 
 def decodes(config: FmhaConfig) -> bool:
     """A specialised kernel for few rows."""
-    return is_specialised(config) and config.family is Family.SPLITKV
+    return is_specialised(config) and config.family is Family.SPLITKV and not splits_tiles(config)
+
+
+def splits_tiles(config: FmhaConfig) -> bool:
+    """A specialised kernel of many rows over parts of the keys, of which a prefix that sequences share has many."""
+    many = config.m0 >= _TILE_ROWS and max(config.hdim) <= _HEADS[-1][0]
+    return is_specialised(config) and config.family is Family.SPLITKV and many
 
 
 def decode_heads(dtype: FmhaDType, q: int, v: int) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.config.pipelines import SPECIALISED, is_specialised
 from tilewright_fmha.vocabulary import MaskKind, Scheduling
 
@@ -15,6 +15,7 @@ __all__ = [
     "HEADS",
     "draws_tiles",
     "has_own_results",
+    "parts_algorithm",
     "specialised_algorithms",
     "specialised_bytes",
     "specialised_heads",
@@ -27,6 +28,10 @@ _SHAPES: Mapping[tuple[int, int], tuple[tuple[int, int, bool], ...]] = {
     (256, 256): ((2, 80, False), (2, 64, False), (1, 64, False)),
 }
 """Consumers, columns of a block, and whether consumers take turns, by heads: what was fastest on an H200 somewhere."""
+_PARTS: Mapping[tuple[int, int], tuple[int, int, bool]] = {
+    (64, 64): (2, 128, True), (128, 128): (2, 128, False), (192, 128): (2, 128, False), (256, 256): (2, 64, False),
+}  # fmt: skip
+"""The same of kernels over parts of the keys."""
 HEADS = tuple(_SHAPES)
 """Elements of heads of q and v that there are kernels for; the copy engine pads others."""
 
@@ -42,16 +47,24 @@ def specialised_heads(q: int, v: int) -> tuple[int, int] | None:
 
 def specialised_algorithms(hdim: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
     """How kernels of these heads are cut, the preferred first; rules say for which a signature has registers."""
+    yield from (_cut(hdim, *shape) for shape in _SHAPES.get(hdim, ()))
+
+
+def parts_algorithm(hdim: tuple[int, int]) -> Mapping[str, Any]:
+    """How kernels of these heads over parts of the keys are cut."""
+    return _cut(hdim, *_PARTS[hdim])
+
+
+def _cut(hdim: tuple[int, int], consumers: int, columns: int, turns: bool) -> Mapping[str, Any]:
     q, v = hdim
-    for consumers, columns, turns in _SHAPES.get(hdim, ()):
-        yield {
-            "pipeline": SPECIALISED,
-            "tile": (64 * consumers, columns, q, v, columns, q),
-            "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
-            "warp_tile": (64, columns, 16, 64, v, 16, 16, 16, 16),
-            "persistent": True,
-            "scheduler": Scheduling.PINGPONG if turns else Scheduling.DEFAULT,
-        }
+    return {
+        "pipeline": SPECIALISED,
+        "tile": (64 * consumers, columns, q, v, columns, q),
+        "wave": (consumers, 1, 1, consumers, 1, 1, 1, 1, 1),
+        "warp_tile": (64, columns, 16, 64, v, 16, 16, 16, 16),
+        "persistent": True,
+        "scheduler": Scheduling.PINGPONG if turns else Scheduling.DEFAULT,
+    }
 
 
 def draws_tiles(config: FmhaConfig) -> bool:
@@ -62,9 +75,10 @@ def draws_tiles(config: FmhaConfig) -> bool:
 
 def specialised_bytes(config: FmhaConfig, arch: ArchSpec) -> int:
     """Shared memory: Q, rings of keys and values, and results of their own where there is room; else these take the
-    place of Q.
+    place of Q. Parts of the keys leave registers for memory.
     """
-    return _loaded(config) + _results(config) * has_own_results(config, arch) + _BARRIER_BYTES
+    staged = has_own_results(config, arch) and not splits_tiles(config)
+    return _loaded(config) + _results(config) * staged + _BARRIER_BYTES
 
 
 def has_own_results(config: FmhaConfig, arch: ArchSpec) -> bool:

@@ -6,7 +6,7 @@ than what each would take alone.
 from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.config.gradients import specialised_gradient
 from tilewright_fmha.config.warp_specialised import draws_tiles, has_own_results
 from tilewright_fmha.cost.gpu import LAUNCH_SECONDS, more_steps
@@ -57,6 +57,8 @@ def predict_warp_specialised(problem: FmhaProblem, config: FmhaConfig, device: D
         return _gradients(problem, config, device)
     if decodes(config):
         return _few_rows(problem, config, device, LAUNCH_SECONDS)
+    if splits_tiles(config):
+        return _parts(problem, config, device, more_steps(problem), LAUNCH_SECONDS)
     return _forward(problem, config, device, more_steps(problem), LAUNCH_SECONDS)
 
 
@@ -99,6 +101,25 @@ def _forward(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, steps
     memory = problem.bytes_moved / (arch.throughput.memory_bytes_per_second or 1e12)
     parts = {"compute": compute, "tiles": between, "memory": memory, "launch": launch}
     return Prediction(max(compute + between, memory) + launch, parts)
+
+
+def _parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, steps: float, launch: float) -> Prediction:
+    """Seconds of tiles of many rows over parts of the keys, and of adding these up."""
+    arch, (q, v), units = device.arch, config.hdim, units_of(device)
+    splits, tiles = choose_splits(problem, config, device), work_items(problem, config, device)
+    turns = config.scheduler is Scheduling.PINGPONG
+    reached = _REACHED.get((v, config.waves, config.n0, turns), (_OTHER, _OTHER))[0]
+    rate = (arch.throughput.peak_flops(config.q.value, units=1) or 1e10) * reached
+    block = 2.0 * config.m0 * config.n0 * (q + v) / rate * (1.0 + steps / 8)
+    blocks = ceil_div(ceil_div(max(problem.seq_k, 1), config.n0), splits)
+    compute = ceil_div(tiles * splits, units) * (blocks * block + _TILE_SECONDS + _ABREAST_SECONDS)
+    rows = problem.batch * problem.heads_q * problem.seq_q
+    partial, more = (8.0 * splits * rows * v, launch) if splits > 1 else (0.0, 0.0)
+    memory_rate = arch.throughput.memory_bytes_per_second or 1e12
+    memory = problem.bytes_moved / memory_rate
+    added = partial / memory_rate + more
+    parts = {"compute": compute, "memory": memory, "added": added, "launch": launch}
+    return Prediction(max(compute, memory) + added + launch, parts)
 
 
 def _gradients(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> Prediction:

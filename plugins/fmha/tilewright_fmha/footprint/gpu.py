@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decode_bytes, decode_resident, decodes
+from tilewright_fmha.config.decode import decode_bytes, decode_resident, decodes, splits_tiles
 from tilewright_fmha.config.defaults import ELEMENTWISE
 from tilewright_fmha.config.gradients import specialised_gradient, specialised_gradient_bytes
 from tilewright_fmha.config.latent import is_latent, latent_bytes
@@ -127,7 +127,7 @@ def resident(config: FmhaConfig, arch: ArchSpec) -> int:
     """Workgroups that share a unit, by shared memory and registers."""
     if decodes(config):
         return 1 if is_latent(config) else decode_resident(config)
-    if specialised_gradient(config):
+    if specialised_gradient(config) or splits_tiles(config):
         return 1
     threads = threads_of(config, arch)
     most = _MOST_RESIDENT

@@ -10,7 +10,7 @@ from tilewright_fmha.config.config import CONFIGS, FmhaConfig
 from tilewright_fmha.config.decode import decode_algorithms
 from tilewright_fmha.config.gradients import GRADIENT_HEADS, gradient_algorithm
 from tilewright_fmha.config.latent import LATENT_HEADS, latent_algorithms
-from tilewright_fmha.config.warp_specialised import HEADS, specialised_algorithms
+from tilewright_fmha.config.warp_specialised import HEADS, parts_algorithm, specialised_algorithms
 from tilewright_fmha.vocabulary import ATTENTION, ATTENTION_BACKWARD, Family, FmhaDType, KvLookup, MaskKind, Mode
 from tilewright_kit.kernel_sets.declare import Declaration, DeferredDeclarations, declare
 
@@ -47,6 +47,21 @@ def _forward() -> Declarations:
                 yield from (declare(_CONFIG, **{**own, **fields}) for fields in features)
     yield from _few_rows(pages)
     yield from _latent(pages)
+    yield from _parts({**pages, "mask": MaskKind.NONE})
+
+
+def _parts(pages: Mapping[str, Any]) -> Declarations:
+    """Hopper's own of many rows over parts of the keys: prefixes in pages, and every feature of the usual heads."""
+    features: tuple[Mapping[str, Any], ...] = (
+        {"dtype": FmhaDType.FP16, "pack_gqa": False},
+        {**pages, "mode": Mode.GROUP, "kv_lookup": KvLookup.SGLANG, "softcap": True, "skip_min_seqlen_q": True},
+    )
+    for hdim in HEADS:
+        own: dict[str, Any] = {"family": Family.SPLITKV, "max_splits_log2": 7, "dtype": FmhaDType.BF16, "hdim": hdim}
+        own |= {**parts_algorithm(hdim), "pack_gqa": True}
+        yield declare(_CONFIG, **{**own, **pages})
+        if hdim in _BYTES_HEADS:
+            yield from (declare(_CONFIG, **{**own, **fields}) for fields in features)
 
 
 def _few_rows(pages: Mapping[str, Any]) -> Declarations:

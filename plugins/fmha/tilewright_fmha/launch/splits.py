@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.config.latent import is_latent, latent_joins
 from tilewright_fmha.config.pipelines import FEW_ROWS
 from tilewright_fmha.footprint.gpu import resident
@@ -40,6 +40,10 @@ _RAGGED = 0.1
 """How much of a piece is waited for where lengths differ."""
 _PART = 1 / 4
 """Cost of adding a part to the others, in blocks."""
+_TILE_START, _TILE_PART = 2.0, 2.0
+"""The same of tiles of many rows, whose blocks take 2 microseconds: of beginning and ending a part, and of adding up a
+tile of every unit.
+"""
 
 
 def tickets_of(config: FmhaConfig, device: DeviceInfo, splits: int) -> int:
@@ -65,7 +69,9 @@ def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -
     if is_latent(config):
         return True  # no other kernels of GPUs have such heads
     if decodes(config):
-        return problem.seq_q * problem.group <= _MOST_ROWS and problem.seq_k >= LEAST_BLOCKS * config.n0
+        return problem.seq_q * problem.group <= _MOST_ROWS
+    if splits_tiles(config) and config.pack_gqa and problem.seq_q < config.m0:
+        return True  # others leave rows of tiles empty
     if config.pipeline == FEW_ROWS:
         rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
         return rows <= _MOST_TILES * config.m0 and problem.seq_k >= LEAST_BLOCKS * config.n0
@@ -93,6 +99,8 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
             each = _PIECE if problem.hdim_q * config.kv.bytes >= _LONG_KEY else _SHORT_PIECE
             return _uneven(problem.batch, items, blocks, slots, config.max_splits, each)
         return _even(items, blocks, slots, config.max_splits, ragged)
+    if splits_tiles(config):
+        return _rounds(items, blocks, units, config.max_splits)
     wanted = ceil_div(units * (1 if cpu and config.team <= items else _PER_UNIT), items)
     return max(min(wanted, blocks, config.max_splits), 1)
 
@@ -105,6 +113,16 @@ def _even(items: int, blocks: int, slots: int, most: int, ragged: bool) -> int:
     def cost(parts: int) -> float:
         piece = ceil_div(blocks, parts) + _START
         return piece * (ceil_div(items * parts, slots) + _RAGGED * ragged) + parts * _PART
+
+    return min(range(1, min(most, blocks) + 1), key=cost)
+
+
+def _rounds(items: int, blocks: int, units: int, most: int) -> int:
+    """Parts of tiles that products bind: whole rounds of the units. A part costs its results, written and read."""
+
+    def cost(parts: int) -> float:
+        rounds = ceil_div(items * parts, units)
+        return rounds * (ceil_div(blocks, parts) + _TILE_START) + _TILE_PART * parts * items / units
 
     return min(range(1, min(most, blocks) + 1), key=cost)
 

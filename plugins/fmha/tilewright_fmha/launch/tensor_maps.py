@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.problem.problem import FmhaProblem, Strides
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.config.rules import Violation
@@ -36,7 +36,23 @@ def with_maps(problem: FmhaProblem, config: FmhaConfig, args: Struct) -> Struct:
     rows = {"q": config.m0, "k": keys, "v": keys, **last}
     lines = {"k": config.hdim[0] * config.kv.bytes, "v": config.hdim[1] * config.kv.bytes}
     few = decodes(config)
-    return Struct((*(_map(problem, name, count, lines.get(name, _LINE), few) for name, count in rows.items()), args))
+    maps = [_map(problem, name, count, lines.get(name, _LINE), few) for name, count in rows.items()]
+    if splits_tiles(config) and config.pack_gqa:
+        maps[0] = _packed_queries(problem, config)
+    return Struct((*maps, args))
+
+
+def _packed_queries(problem: FmhaProblem, config: FmhaConfig) -> TensorMap:
+    """Queries as elements, heads of a key head, rows of all items, key heads: a tile has all heads of some rows."""
+    place, group, size = problem.place("q"), problem.group, problem.operand("q").desc.dtype.bytes
+    rows = problem.total_q if problem.varlen else problem.batch * problem.seq_q
+    # Of one item the rows may lie anyhow; of one row each, items are the rows.
+    apart = place.row if problem.varlen or problem.batch == 1 or problem.seq_q > 1 else place.batch
+    sizes, smallest = (problem.hdim_q, group, rows, problem.heads_k), problem.hdim_q * size
+    steps = zip(sizes[1:], (place.head, apart, place.head * group), strict=True)
+    strides = tuple(step * size if count > 1 else smallest for count, step in steps)
+    dtype, box = problem.operand("q").desc.dtype.value, (_LINE // size, group, config.m0 // group, 1)
+    return TensorMap(problem.source("q"), 0, dtype, sizes, strides, box, _LINE, 2 * _LINE)
 
 
 def _sizes(problem: FmhaProblem, name: str) -> tuple[int, int, int, int]:

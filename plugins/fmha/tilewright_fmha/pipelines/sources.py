@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decodes
+from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.config.gradients import specialised_gradient
 from tilewright_fmha.config.latent import is_latent, latent_by_rows
 from tilewright_fmha.vocabulary import Family, QScale, Rope
@@ -62,6 +62,8 @@ def ws_source(config: FmhaConfig, kind: str) -> tuple[str, str]:  # noqa: ARG001
         return "sm90/fmha/latent.hpp", "TW_FMHA_WS_LATENT_KERNEL"
     if decodes(config):
         return "sm90/fmha/decode.hpp", "TW_FMHA_WS_DECODE_KERNEL"
+    if splits_tiles(config):
+        return "sm90/parts/parts.hpp", "TW_FMHA_WS_PARTS_KERNEL"
     if specialised_gradient(config):
         return "sm90/fmha/backward.hpp", "TW_FMHA_WS_BACKWARD_KERNEL"
     return "sm90/fmha/forward.hpp", "TW_FMHA_WS_KERNEL"

@@ -9,6 +9,7 @@ from tilewright_fmha.candidates.applicability import holds
 from tilewright_fmha.candidates.auxiliary_kernels import combine_of
 from tilewright_fmha.candidates.wide_heads import value_parts
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import splits_tiles
 from tilewright_fmha.config.gradients import turns_of
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import draws_tiles
@@ -77,7 +78,7 @@ def _by_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layo
 def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout) -> tuple[Stage, ...]:
     splits = choose_splits(problem, config, device)
     joins = tickets_of(config, device, splits) > 0
-    if joins and splits == 1:
+    if splits == 1 and (joins or splits_tiles(config)):
         return (_forward("split", problem, config, device, layout, splits),)
     rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
     layout.reserve(4 * rows * config.hdim[1], "o_acc")

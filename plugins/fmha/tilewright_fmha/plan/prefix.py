@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from tilewright_fmha.candidates.auxiliary_kernels import merge_of
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
 from tilewright_fmha.pipelines.algorithms import completed
@@ -31,6 +32,10 @@ __all__ = ["attention_candidates", "attention_mismatches", "attention_refusal", 
 
 _ANY = "*"
 """Alignment of all operands together, in a plan's details."""
+_NEARLY = 1.1
+"""Specialised kernels that are predicted to take so much longer than portable ones do not: these reach the rates that
+they are predicted with on full devices only.
+"""
 
 
 def attention_candidates(problem: FmhaProblem, device: DeviceInfo) -> Candidates[FmhaConfig]:
@@ -78,7 +83,14 @@ def _kernel(problem: FmhaProblem, device: DeviceInfo) -> FmhaConfig:
             rule="no_candidates",
             fix="give each sequence all of its pages in block_table, or use another device",
         )
-    return fastest(candidates, lambda config: predict_fmha(problem, config, device))
+    specialised = [config for config in candidates if is_specialised(config)]
+    chosen = [
+        fastest(found, lambda config: predict_fmha(problem, config, device))
+        for found in (candidates, specialised)
+        if found
+    ]
+    best, own = (predict_fmha(problem, config, device).seconds for config in (chosen[0], chosen[-1]))
+    return chosen[-1] if own <= _NEARLY * best else chosen[0]
 
 
 def plan_attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:

@@ -391,6 +391,17 @@ class AttentionProblem(FmhaProblem):
         rows = self.total_q * self.heads_q * self.shared.prefix.seq_k
         return self.shared.rest.flops + 2 * rows * (self.hdim_q + self.hdim_v)
 
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of every operand once; of a cache in pages those of no more keys than sequences may have."""
+        moved, paging = super().bytes_moved, self.paging
+        if paging is not None and paging.pages:
+            parts = (self,) if self.shared is None else (self.shared.prefix, self.shared.rest)
+            seen = -(-sum(part.batch * part.seq_k for part in parts) // paging.page_size)
+            for desc in (self.operand(name).desc for name in ("k", "v") if self.has(name)):
+                moved -= max(paging.pages - seen, 0) * (desc.size // paging.pages) * desc.dtype.bytes
+        return moved
+
 
 class AttentionBackwardProblem(FmhaProblem):
     """Gradients of q, k and v, and of a bias and of learned sinks where asked for."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright_arch import ArchSpec
 from tilewright_fmha.config.config import FmhaConfig
-from tilewright_fmha.config.decode import decode_form
+from tilewright_fmha.config.decode import decode_form, few_rows_cut, splits_tiles
 from tilewright_fmha.config.gradients import gradient_form
 from tilewright_fmha.config.judging import must_be, replaced
 from tilewright_fmha.config.latent import is_latent, latent_form
@@ -24,6 +24,8 @@ _WS_MOST_TURNS = 128
 """Elements of v up to which consumers may take turns."""
 _WS_STEP = 64
 """Rows of one warpgroup."""
+_WS_FEW_ROWS, _WS_BYTES = 16, 2
+"""Rows of a tile that every kernel for few rows has; bytes of an element."""
 _WS_REGISTERS, _WS_REGISTERS_OF_THREE = 196, 128
 """Registers of a thread for scores, probabilities and results: with one or two consumers, with three."""
 _WS_CAPPING, _WS_WINDOWS = 20, 16
@@ -37,7 +39,7 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         if config.is_forward and config.stages:
             yield from must_be("ws_form", config, "stages", 0, "the pipeline says how many tiles are on their way")
         return
-    if config.family is Family.SPLITKV:
+    if config.family is Family.SPLITKV and not splits_tiles(config):
         yield from latent_form(config, arch) if is_latent(config) else decode_form(config, arch)
         return
     if config.family is Family.DQ_DK_DV:
@@ -48,6 +50,8 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = f"its heads are {', '.join(f'{q}x{v}' for q, v in HEADS)}"
         yield Violation("ws_form", "hdim", config.hdim, reason, {"hdim": other or HEADS[-1]})
         return
+    if splits_tiles(config):
+        yield from _of_parts(config)
     consumers = min(max(config.m0 // _WS_STEP, 1), MOST_CONSUMERS)
     q, v = config.hdim
     columns = min(max(config.n0 // 16, 1) * 16, 256)
@@ -76,6 +80,19 @@ def ws_form(config: FmhaConfig, arch: ArchSpec) -> Iterator[Violation]:
         reason = "one consumer has nobody to alternate with, and heads of more than 128 elements leave no registers"
         fix = {"scheduler": Scheduling.DEFAULT}
         yield Violation("ws_form", "scheduler", config.scheduler.value, reason, fix)
+
+
+def _of_parts(config: FmhaConfig) -> Iterator[Violation]:
+    """Features that kernels of many rows over parts of the keys lack; those for few rows have them."""
+    lacked = {
+        "mask": config.mask is not MaskKind.NONE,
+        "learned_sinks": config.learned_sinks,
+        "dtype": config.kv.bytes != _WS_BYTES,
+    }
+    fewer = few_rows_cut(config.hdim, _WS_FEW_ROWS, _WS_STEP)
+    for name in (name for name, asked in lacked.items() if asked):
+        reason = "tiles of many rows over parts of the keys have no masks, no learned sinks and no caches of 8 bits"
+        yield Violation("ws_form", "tile", config.tile, f"{reason}: {name} is {getattr(config, name)}", fewer)
 
 
 def _ws_registers(config: FmhaConfig, consumers: int) -> Iterator[Violation]:

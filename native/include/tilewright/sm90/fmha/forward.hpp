@@ -9,8 +9,8 @@
 //   tiles     m0 = 64 rows for each of 1 to 3 consumers; n0 a multiple of 16. Registers of a thread: n0 * 3 / 4 + v / 2 and
 //             about 30 more, of 240 with up to two consumers, 160 with three
 //   features  masks (token sinks too), soft cap, learned sinks, lse, lengths as data, sequences end to end, cache_index,
-//             skip_min, status, pages of at least 8 rows (up to two consumers). Not: bias, ALiBi, dropout, 8-bit types,
-//             split keys
+//             skip_min, status, pages of at least 8 rows (up to two consumers). Not: bias, ALiBi, dropout, 8-bit types.
+//             Parts of the keys, without masks and sinks: sm90/parts/parts.hpp
 //   scale     above zero: maxima are those of scores not yet scaled
 //   tensors   rows of q, k, v and o begin at multiples of 16 bytes, elements of a head are neighbours
 //
@@ -25,6 +25,9 @@
 #include "tilewright/sm90/blocks/wgmma_chain.hpp"
 
 namespace tw::sm90 {
+
+template <class C>
+struct FmhaParts;
 
 template <class C>
 struct Fmha {
@@ -120,8 +123,9 @@ struct Fmha {
     FmhaSpan span;
     for (int id = (int)blockIdx.x;;) {
       const bool more = id < total;
-      if (more) span = fmha_span<C>(args, tiles.at(id));
-      else span.count = -1;
+      if (!more) span.count = -1;
+      else if constexpr (Plan::split) span = FmhaParts<C>::span(args, id);
+      else span = fmha_span<C>(args, tiles.at(id));
       if (more && args.status && span.bad && speaks) gpu::fmha_tell(args, span.bad, span.b, span.culprit);
       const bool written = more && span.first < span.all;
       if (speaks && (written || !more)) tell(span, ring);
@@ -148,7 +152,7 @@ struct Fmha {
   TW_SM90 void load_ring(int map, uint32_t ring_at, RingBarriers<Plan::stages> ring, Ring& at,
                          const FmhaSpan& span) const {
     constexpr int kBytes = n0 * kElements * 2;
-    const int key_head = span.head / ((int)args.heads_q / (int)args.heads_k);
+    const int key_head = C::pack_gqa ? span.head : span.head / ((int)args.heads_q / (int)args.heads_k);
 #pragma unroll 1
     for (int i = 0; i < span.count; i++) {
       if constexpr (C::paged) {
@@ -197,8 +201,9 @@ struct Fmha {
       barriers.queries().wait_empty(queries);
       const uint32_t full = barriers.queries().full(0);
       arrive_expecting(full, Plan::q_bytes);
-      load_panels<C::hdim_q>(shared, params.maps[0], m0 * 128,
-                             {span.q_first + span.first, span.head, C::varlen ? 0 : span.b}, full);
+      FmhaPlace place = {span.q_first + span.first, span.head, C::varlen ? 0 : span.b};
+      if constexpr (C::pack_gqa) place = FmhaParts<C>::queries(args, span);
+      load_panels<C::hdim_q>(shared, params.maps[0], m0 * 128, place, full);
       queries.next();
     }
   }
@@ -226,7 +231,9 @@ struct Fmha {
 #pragma unroll
       for (int i = 0; i < results; i++) o[i] = 0.0f;
       if (span.count > 0) attend(own, span, rows, o);
-      store(own, load_message<FmhaSpan>(slot), rows, o);  // again, rather than in registers all along
+      const FmhaSpan again = load_message<FmhaSpan>(slot);  // rather than in registers all along
+      if constexpr (Plan::split) FmhaParts<C>::put(args, again, rows, o, row_of(own, again));
+      else store(own, again, rows, o);
       __syncwarp();
       if (own.thread % kWarp == 0) arrive(barriers.next().empty(ring.stage));
       ring.next();

@@ -15,6 +15,7 @@ struct FmhaPlan {
   static constexpr int stages = C::stages ? C::stages : 2;
   static constexpr bool pingpong = C::scheduler == Scheduler::pingpong && consumers > 1;
   static constexpr bool longest_first = C::mask != FmhaMask::no;
+  static constexpr bool split = C::family == FmhaFamily::split;  // into parts of the keys: sm90/parts/parts.hpp
   // Tiles differ in length, so workgroups that stay take the next one from a counter.
   static constexpr bool dynamic = C::persistent && (C::varlen || C::mask != FmhaMask::no);
   // A wait for the next keys, which is a branch, keeps the assembler from moving the wait for the products of values
@@ -32,19 +33,22 @@ struct FmhaPlan {
                 "pages divide blocks, or the reverse");
   static_assert(n0 % 16 == 0 && n0 <= 256 && q % 64 == 0 && v % 64 == 0, "panels of 64 elements, steps of 16 keys");
 
+  static_assert(split ? C::mask == FmhaMask::no && !C::learned_sinks : !C::pack_gqa, "parts have neither");
+
   // Shared memory: Q, rings of K and V, O. Rows are cut in panels of 128 bytes, one after the other. Where there is no
-  // room for O, a consumer leaves its results where its rows of Q were.
+  // room for O, a consumer leaves its results where its rows of Q were. Parts of the keys leave registers for memory.
   static constexpr int q_bytes = m0 * q * 2, k_bytes = n0 * q * 2, v_bytes = n0 * v * 2, o_bytes = m0 * v * 2;
   static constexpr int k_at = q_bytes, v_at = k_at + stages * k_bytes, loaded = v_at + stages * v_bytes;
   static constexpr int barrier_bytes = 320, most_bytes = 232448;
-  static constexpr bool own_output = loaded + o_bytes + barrier_bytes <= most_bytes;
-  static constexpr int o_at = own_output ? loaded : 0, barriers_at = loaded + (own_output ? o_bytes : 0);
+  static constexpr bool own_output = split || loaded + o_bytes + barrier_bytes <= most_bytes;
+  static constexpr int o_at = own_output ? loaded : 0, barriers_at = loaded + (own_output && !split ? o_bytes : 0);
   static constexpr int shared_bytes = barriers_at + barrier_bytes;
   static_assert(shared_bytes <= most_bytes && (own_output || v <= q), "fits");
 };
 
 // Rows and keys of a tile. Rows of tensors count through all items where these follow each other. The first words are
-// what the thread of keys tells the others.
+// what the thread of keys tells the others. Of parts of the keys, `off` is which, and heads may be those of keys, whose
+// rows are those of all their query heads.
 struct FmhaSpan {
   int count;                     // blocks of keys: [last - blocks, last), then [0, count - blocks); below 0: no tile
   int last, blocks, k_rows;      // k_rows, off: as in FmhaItem
