@@ -1,10 +1,10 @@
 """Decoding over pages where lengths differ, beside a copy of as many bytes, on a machine with a GPU and PyTorch.
 
-    python bench/lab/ragged_decode.py [--every]
+    python bench/lab/ragged_decode.py [--every | --parts 1 4]
 
 Lengths are drawn at random from 1 to the room of a sequence (``uniform``), from a log-normal distribution whose median
-is an eighth of it (``skewed``), or are all of it (``equal``). ``--every`` has other numbers of parts beside the
-planner's. Each is captured in a CUDA graph over as many caches as fill twice the L2 cache; times are medians of nine
+is an eighth of it (``skewed``), or are all of it (``equal``). The planner's kernels give workgroups equal shares of
+all keys; ``--every`` and ``--parts`` have fixed numbers of parts of every sequence beside them. Each is captured in a CUDA graph over as many caches as fill twice the L2 cache; times are medians of nine
 replays, one of each in turn. A copy reads and writes half of the bytes each that the keys and values have.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def lengths_of(kind: str, batch: int, room: int) -> torch.Tensor:
     return torch.full((batch,), room)
 
 
-def measure(client: tilewright.Client, step: tuple[int, ...], kind: str, *, every: bool) -> None:
+def measure(client: tilewright.Client, step: tuple[int, ...], kind: str, fixed: Sequence[int]) -> None:
     batch, heads, key_heads, hdim, page, room = step
     torch.manual_seed(room + batch)
     lengths = lengths_of(kind, batch, room)
@@ -64,7 +65,7 @@ def measure(client: tilewright.Client, step: tuple[int, ...], kind: str, *, ever
 
     graphs = {"copy": captured(lambda: [a.copy_(b) for a, b in zip(target, source, strict=True)], 1)}
     graphs["planner"] = captured(steps(None), 1)
-    graphs |= {f"{parts} parts": captured(steps(parts), 1) for parts in (PARTS if every else ())}
+    graphs |= {f"{parts} parts": captured(steps(parts), 1) for parts in fixed}
     times = milliseconds(graphs, len(sets))
     shown = (f"{name} {time * 1e3:.1f} us {times['copy'] / time:.2f}" for name, time in times.items())
     print(f"{batch} x {heads}/{key_heads} x {hdim}, up to {room} in pages of {page}, {kind}:", "; ".join(shown))
@@ -73,12 +74,13 @@ def measure(client: tilewright.Client, step: tuple[int, ...], kind: str, *, ever
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", action="store_true")
-    every = parser.parse_args().every
+    parser.add_argument("--parts", type=int, nargs="+", default=())
+    chosen = parser.parse_args()
     from gpu_server import CudaServer
 
     with CudaServer() as server, tilewright.connect(server.target) as client:
         for step, kind in itertools.product(STEPS, ("uniform", "skewed", "equal")):
-            measure(client, step, kind, every=every)
+            measure(client, step, kind, PARTS if chosen.every else chosen.parts)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import tilewright_arch
 from tilewright_fmha.codegen import generate
 from tilewright_fmha.config.config import AttentionConfig, FmhaConfig
 from tilewright_fmha.config.decode import DECODE_THREADS, decode_algorithms, decode_bytes, decode_resident, decodes
-from tilewright_fmha.launch.splits import choose_splits
+from tilewright_fmha.launch.splits import choose_splits, shares_keys
 from tilewright_fmha.pipelines.candidates import fmha_candidates, fmha_mismatches, predict_fmha
 from tilewright_fmha.pipelines.rulebook import RULES
 from tilewright_fmha.plan.plan import STATUS_BYTES, plan_fmha
@@ -180,7 +180,7 @@ def test_heads_are_the_next_larger_ones(hdim: int, held: int) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"page": 4}, {"queries": 200}, {"keys": 64}, {"scale": -1.0}, {"cache": "fp8", "hdim": 72},
+        {"page": 4}, {"queries": 200}, {"scale": -1.0}, {"cache": "fp8", "hdim": 72},
         {"cache": "fp8", "hdim": 256}, {"dropout_p": 0.5, "seed": 1},
     ],
     ids=lambda item: "-".join(item),
@@ -218,20 +218,30 @@ def test_boxes_are_lines_of_a_block_or_of_a_page(cache: str, hdim: int, elements
     [
         (64, 8192, 0, "bf16", 1),  # work for all
         (1, 65536, 0, "bf16", 32),
-        (1, 65536, 16, "bf16", 33),
-        (64, 8192, 16, "bf16", 3),  # lengths differ: pieces are drawn
-        (32, 8192, 16, "bf16", 5),
-        (16, 8192, 16, "bf16", 6),
+        (64, 8192, 16, "bf16", 3),  # lengths differ, and token sinks allow no shares: pieces are drawn
         (8, 16384, 16, "bf16", 8),
-        (64, 4096, 16, "bf16", 2),
         (64, 4096, 16, "fp8", 1),
-        (256, 8192, 16, "bf16", 2),
     ],
 )
 def test_keys_are_cut_where_workgroups_would_idle(batch: int, keys: int, page: int, cache: str, parts: int) -> None:
-    problem = step(batch=batch, keys=keys, page=page, cache=cache)
+    sinks: dict[str, Any] = {"window_left": keys, "window_right": 0, "sink_size": 4} if page else {}
+    problem = step(batch=batch, keys=keys, page=page, cache=cache, **sinks)
     (kernel,) = kernels(problem)
     assert choose_splits(problem, kernel, DEVICE) == parts
+
+
+@pytest.mark.parametrize(("batch", "keys", "grid"), [(64, 8192, 264), (1, 65536, 264), (2, 512, 32), (300, 64, 264)])
+def test_keys_are_shared_equally_where_lengths_are_data(batch: int, keys: int, grid: int) -> None:
+    """A workgroup has two places for results that others have parts of, every tile a ticket."""
+    problem = step(batch=batch, keys=keys, page=16)
+    (kernel,) = kernels(problem)
+    plan = plan_fmha(problem, kernel, DEVICE)
+    (stage,) = plan.stages
+    assert stage.geometry.grid == (grid, 1, 1)
+    assert plan.counter_bytes == STATUS_BYTES + 4 * batch * 8
+    assert plan.workspace_bytes == 2 * grid * 8 * (128 + 1) * 4
+    assert not shares_keys(problem, kernel.replace(num_splits=3))
+    assert not shares_keys(step(batch=batch, keys=keys), kernel)
 
 
 @pytest.mark.parametrize(("batch", "splits"), [(64, 1), (1, 32)])

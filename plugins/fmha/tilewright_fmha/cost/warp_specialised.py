@@ -10,7 +10,7 @@ from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.config.gradients import specialised_gradient
 from tilewright_fmha.config.warp_specialised import draws_tiles, has_own_results
 from tilewright_fmha.cost.gpu import LAUNCH_SECONDS, more_steps
-from tilewright_fmha.launch.splits import choose_splits, work_items
+from tilewright_fmha.launch.splits import choose_splits, share_workgroups, shares_keys, work_items
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import MaskKind, Scheduling
 from tilewright_kit.contract.device import DeviceInfo
@@ -70,6 +70,8 @@ def _few_rows(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, laun
     rows, throughput = problem.seq_q * problem.group, device.arch.throughput
     splits = choose_splits(problem, config, device)
     pieces = work_items(problem, config, device) * splits
+    if shares_keys(problem, config):
+        pieces = max(pieces, share_workgroups(problem, config, device))
     keys = problem.batch * problem.heads_k * problem.seq_k * (problem.hdim_q + problem.hdim_v) * config.kv.bytes
     partial = 8.0 * splits * problem.batch * problem.heads_k * rows * config.hdim[1] if splits > 1 else 0.0
     rate = (throughput.memory_bytes_per_second or 1e12) * _DRAWN[config.kv.bytes]

@@ -9,6 +9,7 @@ from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.config.warp_specialised import specialised_bytes
 from tilewright_fmha.footprint.gpu import resident, shared_bytes
 from tilewright_fmha.footprint.tile_products import threads_of
+from tilewright_fmha.launch.splits import share_workgroups, shares_keys
 from tilewright_fmha.problem.problem import FmhaProblem
 from tilewright_fmha.vocabulary import Family
 from tilewright_kit.contract.device import DeviceInfo
@@ -41,6 +42,8 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
     if config.persistent:
         each = resident(config, device.arch) if decodes(config) else max(config.block_per_cu, 1)
         grid = min(grid, max(device.units, 1) * each)
+    if shares_keys(problem, config):
+        grid = share_workgroups(problem, config, device)
     block = (threads_of(config, device.arch), 1, 1)
     return Geometry(
         grid=(max(grid, 1), 1, 1),

@@ -12,7 +12,16 @@ from tilewright_fmha.vocabulary import Family
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.types.arithmetic import ceil_div
 
-__all__ = ["LEAST_BLOCKS", "choose_splits", "tickets_of", "wants_splits", "work_items"]
+__all__ = [
+    "LEAST_BLOCKS",
+    "choose_splits",
+    "share_overhead",
+    "share_workgroups",
+    "shares_keys",
+    "tickets_of",
+    "wants_splits",
+    "work_items",
+]
 
 LEAST_BLOCKS = 4
 """Blocks of keys below which cutting them does not pay."""
@@ -28,6 +37,10 @@ keys of bf16 on an H200, in 1 to 16 parts (``bench/lab/ragged_decode.py``).
 """
 _LONG_KEY = 256
 """Bytes of a long key."""
+_SHARE_OVERHEAD, _SHORT_SHARE_OVERHEAD = 1, 3
+"""The same where workgroups have equal shares of all keys."""
+_SHARE_LEAST = 4
+"""Blocks of a share, at least (``FmhaShare::kLeast``)."""
 _EQUAL_SHARE = 1 / 3
 """How far equal lengths count where they are data: parts that suit those that differ cost equal ones up to 5 %."""
 _PER_UNIT = 2
@@ -60,6 +73,28 @@ def work_items(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> 
     if device.arch.kind == "cpu" or config.pack_gqa:
         return problem.batch * problem.heads_k * ceil_div(problem.seq_q * problem.group, max(config.m0, 1))
     return problem.batch * problem.heads_q * ceil_div(problem.seq_q, max(config.m0, 1))
+
+
+def shares_keys(problem: FmhaProblem, config: FmhaConfig) -> bool:
+    """True if workgroups have equal shares of all keys, whatever the lengths are: where these are data, unless the
+    caller says how many parts there are (``sm90/parts/shares.hpp``).
+    """
+    ragged = problem.varlen or problem.has("seqlens_k")
+    asked = problem.num_splits or config.num_splits
+    one_tile = config.pack_gqa and problem.seq_q * problem.group <= config.m0
+    return decodes(config) and not is_latent(config) and ragged and one_tile and not config.sink and not asked
+
+
+def share_overhead(problem: FmhaProblem, config: FmhaConfig) -> int:
+    """Blocks of keys that a tile counts in a share more than it has."""
+    return _SHARE_OVERHEAD if problem.hdim_q * config.kv.bytes >= _LONG_KEY else _SHORT_SHARE_OVERHEAD
+
+
+def share_workgroups(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
+    """Workgroups among whom all keys are shared."""
+    blocks = ceil_div(max(problem.seq_k, 1), config.n0)
+    pieces = max(work_items(problem, config, device), 1) * ceil_div(blocks, _SHARE_LEAST)
+    return min(pieces, max(device.units, 1) * resident(config, device.arch))
 
 
 def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:
@@ -95,6 +130,8 @@ def choose_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) 
     if (config.pipeline == FEW_ROWS or decodes(config)) and not cpu:
         slots = units * resident(config, device.arch)
         ragged = problem.varlen or problem.has("seqlens_k")
+        if shares_keys(problem, config):
+            return 1
         if ragged and decodes(config) and not is_latent(config):
             each = _PIECE if problem.hdim_q * config.kv.bytes >= _LONG_KEY else _SHORT_PIECE
             return _uneven(problem.batch, items, blocks, slots, config.max_splits, each)

@@ -16,7 +16,14 @@ from tilewright_fmha.config.warp_specialised import draws_tiles
 from tilewright_fmha.footprint.cpu import forward_bytes, lanes_of
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
-from tilewright_fmha.launch.splits import choose_splits, tickets_of, work_items
+from tilewright_fmha.launch.splits import (
+    choose_splits,
+    share_overhead,
+    share_workgroups,
+    shares_keys,
+    tickets_of,
+    work_items,
+)
 from tilewright_fmha.launch.tensor_maps import with_maps
 from tilewright_fmha.pipelines.templates import nearest, templates_of
 from tilewright_fmha.plan.backward import backward_parts
@@ -78,6 +85,12 @@ def _by_parts(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layo
 def _split(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, layout: WorkspaceLayout) -> tuple[Stage, ...]:
     splits = choose_splits(problem, config, device)
     joins = tickets_of(config, device, splits) > 0
+    if shares_keys(problem, config):
+        rows = 2 * share_workgroups(problem, config, device) * config.m0
+        layout.reserve(4 * rows * config.hdim[1], "o_acc")
+        layout.reserve(4 * rows, "lse_acc")
+        overhead = share_overhead(problem, config)
+        return (_stage("split", problem, config, device, layout, splits=splits, split_rows=-overhead),)
     if splits == 1 and (joins or splits_tiles(config)):
         return (_forward("split", problem, config, device, layout, splits),)
     rows = splits * problem.heads_q * (problem.total_q if problem.varlen else problem.batch * problem.seq_q)
@@ -121,7 +134,7 @@ def _stage(
 def _counter_bytes(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
     """Bytes of counters of a stage on a GPU."""
     splits = choose_splits(problem, config, device)
-    tickets = tickets_of(config, device, splits) if splits > 1 else 0
+    tickets = tickets_of(config, device, splits) if splits > 1 or shares_keys(problem, config) else 0
     if tickets:
         return STATUS_BYTES + 4 * tickets * work_items(problem, config, device)
     if turns := turns_of(config, problem.batch * problem.heads_q, problem.seq_q):

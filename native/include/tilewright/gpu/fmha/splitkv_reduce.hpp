@@ -35,14 +35,23 @@ TW_DEVICE FmhaRange fmha_part(const tw_fmha_args& args, const FmhaItem& item, in
   return {first, max_of(min_of(end, last), first), range.sink_last};
 }
 
+// As many parts of every tile, whose accumulators lie part by part.
+struct FmhaEqualParts {
+  using Rows = FmhaRows;
+  TW_DEVICE static int count(const tw_fmha_args& args, const Rows&) { return (int)args.splits; }
+  // The line of part 0 of row r of the tile, whose place among all rows is `line`; how far behind it part p lies.
+  TW_DEVICE static int64_t first(const tw_fmha_args&, const Rows&, int, int64_t line) { return line; }
+  TW_DEVICE static int64_t behind(const tw_fmha_args&, int64_t lines, int p) { return p * lines; }
+};
+
 // All threads of a workgroup wait for each other.
 struct FmhaWorkgroup {
   TW_DEVICE static void meet() { barrier(); }
 };
 
 // Forward: the FmhaForward of the same Config. kStates: who has rows of results, all waves if they share keys; Team:
-// the waves that add them.
-template <class Forward, int kStates = Forward::waves, class Team = FmhaWorkgroup>
+// the waves that add them; Parts: how many parts there are of a tile, and where.
+template <class Forward, int kStates = Forward::waves, class Team = FmhaWorkgroup, class Parts = FmhaEqualParts>
 struct FmhaSplitKvReduce {
   using Config = typename Forward::Config;
   using ScoreAtom = typename Forward::ScoreAtom;
@@ -62,7 +71,7 @@ struct FmhaSplitKvReduce {
 
   const tw_fmha_args& args;
   const FmhaItem& item;
-  const FmhaRows& work;
+  const typename Parts::Rows& work;
   const int wave, lane;
   const uint32_t shared, states, step;  // of the workgroup; of the first wave, and from one to the next
 
@@ -76,14 +85,15 @@ struct FmhaSplitKvReduce {
   // The same of states that are on their way into shared memory.
   TW_DEVICE void add() const {
     Team::meet();
-    const bool alone = args.splits == 1;
+    const int parts = Parts::count(args, work);
+    const bool alone = parts == 1;
     TW_NO_UNROLL
     for (int r = wave; r < work.rows; r += waves) add_waves(r, alone);
     if (alone || !args.counters) return;
     Team::meet();
     if (wave == 0 && lane == 0) store_shared(shared, Words<1>{arrive(args.counters + kFmhaTickets + work.ticket)});
     Team::meet();
-    if ((int)load_shared<1>(shared).w[0] + 1 != (int)args.splits) return;
+    if ((int)load_shared<1>(shared).w[0] + 1 != parts) return;
     if (wave == 0 && lane == 0) store_coherent(args.counters + kFmhaTickets + work.ticket, Words<1>{0});
     TW_NO_UNROLL
     for (int r = wave; r < work.rows; r += waves) add_parts(r);
@@ -152,7 +162,7 @@ struct FmhaSplitKvReduce {
     if (!row.exists) total = 0.0f;
     const float scale = total == 0.0f ? 0.0f : Softmax::result_factor(args, work.b, work.key_head) / total;
     const float lse = total == 0.0f ? minus_infinity() : (most + log2(total)) * kLn2;
-    const int64_t line = line_of(row, work.part);
+    const int64_t line = first_line(row, r) + Parts::behind(args, fmha_lines<Config>(args), work.part);
     TW_UNROLL
     for (int i = 0; i < chunks; i++) {
       const int c = (i * kWave + lane) * columns;
@@ -176,10 +186,12 @@ struct FmhaSplitKvReduce {
 
   TW_DEVICE void add_parts(int r) const {
     const Row row = row_of(r);
-    const int splits = row.exists ? (int)args.splits : 0;
-    const int64_t step = fmha_lines<Config>(args), line = line_of(row, 0);
+    const int splits = row.exists ? Parts::count(args, work) : 0;
+    const int64_t lines = fmha_lines<Config>(args), line = first_line(row, r);
+    const int64_t next = Parts::behind(args, lines, 1), step = Parts::behind(args, lines, 2) - next;
     const auto lse_of = [&](int s) {
-      return s < splits ? float_of(load_coherent<1>(args.lse_acc + line + s * step).w[0]) : minus_infinity();
+      if (s >= splits) return minus_infinity();
+      return float_of(load_coherent<1>(args.lse_acc + line + Parts::behind(args, lines, s)).w[0]);
     };
     const float* from = args.o_acc + line * hdim + lane * columns;
     float most = minus_infinity(), safe = 0.0f, weight = 0.0f, total = 0.0f, sum[chunks][columns] = {};
@@ -187,11 +199,13 @@ struct FmhaSplitKvReduce {
     for (int first = 0; first < splits; first += batch) {
       Words<columns> part[batch][chunks] = {};
       TW_UNROLL
-      for (int n = 0; n < batch; n++, from += step * hdim)
+      for (int n = 0; n < batch; n++) {
         TW_UNROLL
         for (int i = 0; i < chunks; i++)
           if (first + n < splits && (i * kWave + lane) * columns < hdim)
             part[n][i] = load_coherent<columns>(from + i * kWave * columns);
+        from += (n == 0 && first == 0 ? next : step) * hdim;
+      }
       if (first == 0) {
         TW_NO_UNROLL
         for (int s = lane; s < splits; s += kWave) most = fmha_larger(most, lse_of(s));
@@ -236,8 +250,8 @@ struct FmhaSplitKvReduce {
     return x;
   }
 
-  TW_DEVICE int64_t line_of(const Row& row, int part) const {
-    return part * fmha_lines<Config>(args) + fmha_line_of<Config>(args, item, work.b, row.head, row.query);
+  TW_DEVICE int64_t first_line(const Row& row, int r) const {
+    return Parts::first(args, work, r, fmha_line_of<Config>(args, item, work.b, row.head, row.query));
   }
   TW_DEVICE int64_t place_in(const tw_fmha_tensor& tensor, const Row& row) const {
     return (Config::varlen ? 0 : work.b) * tensor.batch + row.head * tensor.head + (item.q_first + row.query) * tensor.row;

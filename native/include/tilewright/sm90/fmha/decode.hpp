@@ -1,7 +1,7 @@
 // Hopper's attention for few rows of queries and many keys (decoding): family split of pipeline ws. Memory is what
 // limits it, so workgroups stay, and a producer warp keeps the ring of shared memory full through the copy engine,
-// across pieces of work: while the consumers end one piece, keys of the next arrive. Which piece is next is drawn from
-// a counter, for they differ in length.
+// across pieces of work: while the consumers end one piece, keys of the next arrive. Which pieces a workgroup has says
+// sm90/parts/pieces.hpp.
 //
 // The 64 rows of the instruction are keys (elements of values), its columns the few queries: S^T = K Q^T, O^T = V^T
 // P^T. So nothing is wasted on rows that do not exist, and accumulators are small. Keys and values are multiplied where
@@ -21,7 +21,7 @@
 //   tensors   rows of q, k and v begin at multiples of 16 bytes, elements of a head are neighbours
 //
 // Maps: of k and v as sm90/fmha/forward.hpp has them, boxes of a panel's elements and n0 (or a page's) rows. Counters:
-// word 4 counts pieces, then come the tickets of gpu/fmha/splitkv_reduce.hpp.
+// word 4 counts pieces that are drawn, then come the tickets of gpu/fmha/splitkv_reduce.hpp.
 #pragma once
 #include "tilewright/sm90/fmha/decode_producer.hpp"
 #include "tilewright/sm90/fmha/transposed.hpp"
@@ -52,7 +52,7 @@ struct FmhaDecode {
   struct Team {
     static TW_SM90 void meet() { Columns::meet(); }
   };
-  using Reduce = gpu::FmhaSplitKvReduce<Forward, 1, Team>;
+  using Reduce = gpu::FmhaSplitKvReduce<Forward, 1, Team, FmhaPieceParts<C>>;
   static_assert(Reduce::state_bytes == Plan::state_bytes);
 
   const tw_fmha_ws_params& params;
@@ -110,8 +110,8 @@ struct FmhaDecode {
       FmhaItem item = {};
       item.q_first = piece.q_first, item.q_rows = piece.q_rows;
       const int head = C::pack_gqa ? piece.head * group : piece.head;
-      const gpu::FmhaRows rows = {piece.part,  piece.b,    head,         key_head,           group,
-                                  piece.first, piece.rows, piece.ticket, (bool)piece.skipped};
+      const FmhaPieceRows rows = {{piece.part, piece.b, head, key_head, group, piece.first, piece.rows, piece.ticket,
+                                   (bool)piece.skipped}, piece.parts};
       const uint32_t state = shared + Plan::rows_at;
       Reduce{args, item, rows, warp, lane, shared + Plan::warps_at, state, 0}.add();
     }

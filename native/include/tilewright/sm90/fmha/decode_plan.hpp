@@ -17,6 +17,7 @@ struct FmhaDecodePlan {
   static constexpr int consumers = 1, threads = kWarpgroup + kWarp;  // a warpgroup that consumes, a warp that produces
   // Contents of a slot: keys of a block, then its values.
   static constexpr int parts = 2;
+  static constexpr bool shares = !C::token_sinks;  // workgroups may have equal shares of all keys: sm90/parts/shares.hpp
   static constexpr int map_of(int part) { return part + 1; }
   static constexpr int first_panel(int) { return 0; }
   static constexpr int panels_of(int part) { return panels(part == 0 ? q : v); }
@@ -60,7 +61,7 @@ struct FmhaPiece {
   int from, sinks, k_rows;        // k_rows, off: as in FmhaItem
   int off, k_place, b, head;      // head: of keys where heads are packed
   int q_first, q_rows, first, rows;  // first: of the item's (packed) rows; `rows` of them are stored
-  int part, ticket, skipped, unused;
+  int part, ticket, skipped, parts;
   static constexpr int quads = 4, bytes = quads * 16;
 };
 
@@ -102,7 +103,7 @@ TW_SM90 FmhaPiece fmha_piece(const tw_fmha_args& args, int id, int& bad, int& cu
   piece.k_rows = (int)item.k_rows, piece.off = (int)item.off, piece.k_place = (int)(C::varlen ? item.k_first : item.cache);
   piece.q_first = (int)item.q_first, piece.q_rows = (int)item.q_rows;
   piece.first = tile * C::m0, piece.rows = min(C::m0, all - piece.first);
-  piece.skipped = C::skip_min && item.skip, piece.unused = 0;
+  piece.skipped = C::skip_min && item.skip, piece.parts = (int)args.splits;
   const int rows = piece.skipped ? 0 : min(C::m0, (int)item.q_rows * g - piece.first);
   piece.count = piece.from = piece.sinks = 0;
   if (rows > 0) {

@@ -2,7 +2,7 @@
 // full through the copy engine, across pieces of work, and tells the consumers which piece is next.
 #pragma once
 #include "tilewright/sm90/fmha/copy.hpp"
-#include "tilewright/sm90/fmha/decode_plan.hpp"
+#include "tilewright/sm90/parts/pieces.hpp"
 #include "tilewright/sm90/blocks/store.hpp"
 
 namespace tw::sm90 {
@@ -17,7 +17,7 @@ TW_SM90 int fmha_block_of(const FmhaPiece& piece, int i) {
 template <class C, class Plan>
 struct FmhaDecodeProducer {
   using Ring = RingState<Plan::stages>;
-  static constexpr int n0 = C::n0, kPiecesWord = 4;
+  static constexpr int n0 = C::n0;
 
   const tw_fmha_ws_params& params;
   const tw_fmha_args& args;
@@ -25,45 +25,8 @@ struct FmhaDecodeProducer {
   const FmhaDecodeBarriers<Plan> barriers;
 
   TW_SM90 void produce() const {
-    const int lane = threadIdx.x % kWarp;
     Ring ring;
-    RingState<2> next;
-    for (int id = (int)blockIdx.x;;) {
-      const bool more = id < (int)args.tiles;
-      FmhaPiece piece;
-      piece.count = -1;
-      if (more) {
-        int bad, culprit;
-        piece = fmha_piece<C>(args, id, bad, culprit);
-        if (bad && lane == 0) gpu::fmha_tell(args, bad, piece.b, culprit);
-      }
-      if (!more || piece.rows > 0) {
-        barriers.next().wait_empty(next);
-        if (lane == 0) {
-          store_message(barriers.slot(next.stage), piece);
-          arrive(barriers.next().full(next.stage));
-        }
-        next.next();
-        __syncwarp();
-      }
-      if (!more) return;
-      if (piece.rows > 0) load(piece, ring);
-      if (lane == 0) id = draw();
-      id = __shfl_sync(0xffffffffu, id, 0);
-    }
-  }
-
-  // When all loads of a piece are on their way: as late as that, for who draws early holds what others could have
-  // begun.
-  TW_SM90 int draw() const {
-    uint32_t drawn;
-    asm volatile("atom.global.relaxed.gpu.add.u32 %0, [%1], 1;"
-                 : "=r"(drawn)
-                 : "l"(args.counters + kPiecesWord)
-                 : "memory");
-    // Every piece draws once; the last one to draw leaves the counter as it was.
-    if ((int)drawn == (int)args.tiles - 1) gpu::store_coherent(args.counters + kPiecesWord, gpu::Words<1>{0});
-    return (int)(drawn + gridDim.x);
+    fmha_each_piece<C, Plan>(args, barriers, [&](const FmhaPiece& piece) { load(piece, ring); });
   }
 
   TW_SM90 void load(const FmhaPiece& piece, Ring& ring) const {

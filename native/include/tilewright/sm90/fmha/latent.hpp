@@ -38,6 +38,7 @@ struct FmhaLatentPlan {
   static constexpr int panel = 64, slot_panels = 3, panel_bytes = n0 * 128, slot_bytes = slot_panels * panel_bytes;
   static constexpr int parts = q / panel / slot_panels;
   static constexpr int line(int) { return 128; }
+  static constexpr bool shares = false;
   static constexpr int map_of(int) { return 1; }
   static constexpr int first_panel(int part) { return part * slot_panels; }
   static constexpr int panels_of(int) { return slot_panels; }

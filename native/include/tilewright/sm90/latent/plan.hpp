@@ -21,6 +21,7 @@ struct LatentRowsPlan {
   static constexpr int slot_bytes = n0 * 128, block_bytes = parts * slot_bytes, blocks = 2, stages = blocks * parts;
   static constexpr int first_value = parts - value_panels;  // part
   static constexpr int line(int) { return 128; }
+  static constexpr bool shares = false;
   static constexpr int map_of(int) { return 1; }
   static constexpr int first_panel(int part) { return part < first_value ? part + value_panels : part - first_value; }
   static constexpr int panels_of(int) { return 1; }

@@ -18,35 +18,11 @@ struct LatentRowsProducer {
 
   TW_SM90 void produce() const {
     const Common common = {params, args, shared, barriers};
-    const int lane = threadIdx.x % kWarp;
     int block = 0;
-    RingState<2> next;
-    for (int id = (int)blockIdx.x;;) {
-      const bool more = id < (int)args.tiles;
-      FmhaPiece piece;
-      piece.count = -1;
-      if (more) {
-        int bad, culprit;
-        piece = fmha_piece<C>(args, id, bad, culprit);
-        if (bad && lane == 0) gpu::fmha_tell(args, bad, piece.b, culprit);
-      }
-      if (!more || piece.rows > 0) {
-        barriers.next().wait_empty(next);
-        if (lane == 0) {
-          store_message(barriers.slot(next.stage), piece);
-          arrive(barriers.next().full(next.stage));
-        }
-        next.next();
-        __syncwarp();
-      }
-      if (!more) return;
-      if (piece.rows > 0) {
-        load(common, piece, block);
-        block += piece.count;
-      }
-      if (lane == 0) id = common.draw();
-      id = __shfl_sync(0xffffffffu, id, 0);
-    }
+    fmha_each_piece<C, Plan>(args, barriers, [&](const FmhaPiece& piece) {
+      load(common, piece, block);
+      block += piece.count;
+    });
   }
 
   // Blocks of a piece; `block` counts those of the workgroup.

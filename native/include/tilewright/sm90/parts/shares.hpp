@@ -1,0 +1,113 @@
+// Equal shares: all keys of all sequences and heads, one after the other, are cut into as many equal runs as there are
+// workgroups, so that sequences of any lengths keep the device busy to the end. Every workgroup finds its own share from
+// the lengths, which are data: nothing is planned beforehand, and a launch serves in a CUDA graph.
+//
+// A share begins and ends anywhere. What it has of a tile of rows (those of a sequence's key head) is a part of it, and
+// who comes last adds the parts of a tile. A workgroup begins at most one tile that others go on with, and goes on with
+// at most one, so there are two places of accumulators for each: 2 w of the tile that it goes on with, 2 w + 1.
+//
+// Launches say so by split_rows = -overhead, below zero: blocks of keys that a tile counts more than it has. There is
+// one tile of rows for each key head (q_tiles = 1) and splits is 1.
+#pragma once
+#include "tilewright/sm90/fmha/decode_plan.hpp"
+
+namespace tw::sm90 {
+
+TW_SM90 bool fmha_shares(const tw_fmha_args& args) { return args.split_rows < 0; }
+
+template <class C>
+struct FmhaShare {
+  static constexpr int kLeast = 4;  // blocks of a share: fewer are not worth a part
+  const tw_fmha_args& args;
+  const int heads;
+  int id, at;  // the tile, and where it begins
+  int share, own, end, blocks;
+
+  // The share of this workgroup, and the tile in which it begins. All lanes of a warp, of which each looks at some of
+  // the sequences: costs of all first, then those before its own.
+  TW_SM90 FmhaShare(const tw_fmha_args& args) : args(args), heads((int)(C::pack_gqa ? args.heads_k : args.heads_q)) {
+    const int lane = threadIdx.x % kWarp, batch = (int)args.batch, none = heads * batch;
+    int all = 0, before = 0;
+    id = none, share = 0, own = at = end = blocks = 0;
+    if (!fmha_shares(args)) return;
+    fetch(args.len_k, batch), fetch(args.len_q, batch);
+    if constexpr (C::varlen) fetch(args.cu_q, batch), fetch(args.cu_k, batch);
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+#pragma unroll 1
+      for (int first = 0; first < batch && id == none; first += kWarp) {
+        const int cost = first + lane < batch ? cost_of(first + lane) : 0;
+        if (pass == 0) all += cost;
+        else find(cost, first, before);
+      }
+      if (pass > 0) break;
+      all = (int)__reduce_add_sync(0xffffffffu, all) * heads;
+      share = max((all + (int)gridDim.x - 1) / (int)gridDim.x, kLeast);
+      own = at = (int)blockIdx.x * share, end = min(own + share, all);
+      if (own >= all) break;
+    }
+  }
+
+  // On their way to the first-level cache, all at once.
+  static TW_SM90 void fetch(const int32_t* of, int batch) {
+    if (!of) return;
+#pragma unroll 1
+    for (int b = (int)threadIdx.x % kWarp * 8; b < batch; b += kWarp * 8)
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(of + b));
+  }
+
+  // What each tile of a sequence counts, in blocks of keys.
+  TW_SM90 int cost_of(int b) const {
+    int bad, culprit;
+    return max(fmha_piece<C>(args, b * heads, bad, culprit).count, 1) - (int)args.split_rows;
+  }
+
+  // Looks among the sequences whose costs the lanes have, from `first` on; `before`: of all that come before them.
+  TW_SM90 void find(int cost, int first, int& before) {
+    const int lane = threadIdx.x % kWarp;
+    int upto = cost;
+#pragma unroll
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, upto, step);
+      if (lane >= step) upto += other;
+    }
+    if (const uint32_t behind = __ballot_sync(0xffffffffu, (before + upto) * heads > own)) {
+      const int place = __ffs(behind) - 1, each = __shfl_sync(0xffffffffu, cost, place);
+      const int start = (before + __shfl_sync(0xffffffffu, upto, place) - each) * heads, line = (own - start) / each;
+      id = (first + place) * heads + line, at = start + line * each;
+    }
+    before += __shfl_sync(0xffffffffu, upto, kWarp - 1);
+  }
+
+  TW_SM90 bool more() const { return at < end; }
+
+  // What the share has of the tile: no rows if it has none of its keys.
+  TW_SM90 void cut(FmhaPiece& piece) {
+    blocks = max(piece.count, 1);
+    const int from = max(own - at, 0), to = min(end - at, blocks), first = at / share;
+    piece.parts = (at + blocks - 1) / share - first + 1, piece.part = (int)blockIdx.x - first;
+    piece.from += from, piece.count = piece.count > 0 ? to - from : 0;
+    if (to <= from) piece.rows = 0;
+  }
+
+  TW_SM90 void next() { at += blocks - (int)args.split_rows, id++; }
+};
+
+// The parts of a tile, as the reduction (gpu/fmha/splitkv_reduce.hpp) sees them: of shares, or as many of each.
+struct FmhaPieceRows : gpu::FmhaRows {
+  int parts;
+};
+
+template <class C>
+struct FmhaPieceParts {
+  using Rows = FmhaPieceRows;
+  static TW_SM90 int count(const tw_fmha_args&, const Rows& work) { return work.parts; }
+  static TW_SM90 int64_t first(const tw_fmha_args& args, const Rows& work, int r, int64_t line) {
+    return fmha_shares(args) ? (2 * ((int)blockIdx.x - work.part) + 1) * C::m0 + r : line;
+  }
+  static TW_SM90 int64_t behind(const tw_fmha_args& args, int64_t lines, int p) {
+    return fmha_shares(args) ? p * 2 * C::m0 - (p > 0 ? C::m0 : 0) : p * lines;
+  }
+};
+
+}  // namespace tw::sm90
