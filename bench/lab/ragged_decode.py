@@ -4,8 +4,9 @@
 
 Lengths are drawn at random from 1 to the room of a sequence (``uniform``), from a log-normal distribution whose median
 is an eighth of it (``skewed``), or are all of it (``equal``). The planner's kernels give workgroups equal shares of
-all keys; ``--every`` and ``--parts`` have fixed numbers of parts of every sequence beside them. Each is captured in a CUDA graph over as many caches as fill twice the L2 cache; times are medians of nine
-replays, one of each in turn. A copy reads and writes half of the bytes each that the keys and values have.
+all keys; ``--every`` and ``--parts`` have fixed numbers of parts of every sequence beside them. Each is
+captured in a CUDA graph over as many caches as fill twice the L2 cache; times are medians of nine replays, one of each
+in turn. A copy reads and writes half of the bytes each that the keys and values have.
 """
 
 from __future__ import annotations
