@@ -2,10 +2,11 @@
 
     python bench/lab/shared_prefix.py [--device cpu | cuda] [--turns 9]
 
-``shared``: the prefix is read once for all sequences of a group, what follows it for each. ``plain``: every sequence
-has all of its pages in its table, those of the prefix among them. ``copy``: of as many bytes as ``shared`` must read,
-half of them read and half written. On a GPU (which needs PyTorch) each is captured in a CUDA graph over as many caches
-as fill twice the L2 cache; on the CPU calls of bound plans take turns. Times are medians; results are compared.
+``shared``: the prefix is read once for all sequences of a group, what follows it for each. ``own``: what follows it,
+alone (on GPUs). ``plain``: every sequence has all of its pages in its table, those of the prefix among them. ``copy``:
+of as many bytes as ``shared`` must read, half of them read and half written. On a GPU (which needs PyTorch) each is
+captured in a CUDA graph over as many caches as fill twice the L2 cache; on the CPU calls of bound plans take turns.
+Times are medians; results are compared.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def on_gpu(client: tilewright.Client, step: tuple[int, ...], turns: int) -> None
     q = torch.randn(batch, heads, 1, hdim, device="cuda").to(torch.bfloat16)
     lengths = {size: torch.full((batch,), size, device="cuda").int() for size in (own, own + shared)}
     prefix = torch.full((groups,), shared, device="cuda").int()
-    outs = [torch.empty_like(q) for _ in range(2)]
+    *outs, other = (torch.empty_like(q) for _ in range(3))
     source, target = torch.empty(2, len(sets), nbytes // 4, dtype=torch.bfloat16, device="cuda")
 
     def with_prefix() -> None:
@@ -121,7 +122,11 @@ def on_gpu(client: tilewright.Client, step: tuple[int, ...], turns: int) -> None
         for k, v, found in sets:
             client.attention_paged(q, k, v, found["whole"], lengths[own + shared], out=outs[1])
 
-    calls: Calls = {"shared": with_prefix, "plain": plain}
+    def own_alone() -> None:
+        for k, v, found in sets:
+            client.attention_paged(q, k, v, found["rest"], lengths[own], out=other)
+
+    calls: Calls = {"shared": with_prefix, "own": own_alone, "plain": plain}
     graphs = {"copy": captured(lambda: [a.copy_(b) for a, b in zip(target, source, strict=True)], 1)}
     graphs |= {name: captured(call, 1) for name, call in calls.items()}
     times = milliseconds(graphs, len(sets))

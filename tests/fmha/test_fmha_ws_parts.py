@@ -147,7 +147,12 @@ def _seconds(problem: FmhaProblem, config: FmhaConfig) -> float:
 
 @pytest.mark.parametrize(
     ("step", "wide"),
-    [((64, 1, 32, 8, 8192, 256), True), ((64, 4, 32, 8, 8192, 256), False), ((256, 1, 64, 8, 4096, 128), False)],
+    [
+        ((64, 1, 32, 8, 8192, 256), True),
+        ((64, 4, 32, 8, 8192, 256), True),
+        ((32, 1, 32, 32, 8192, 256), True),
+        ((16, 4, 32, 8, 8192, 256), False),
+    ],
 )
 def test_prefixes_fill_the_device(step: tuple[int, ...], wide: bool) -> None:
     """Many workgroups have the prefix, all kernels are Hopper's own, and large pools of pages change nothing."""

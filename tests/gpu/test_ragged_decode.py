@@ -37,7 +37,7 @@ def truth(torch: Any, q: Any, dense: Any, lengths: list[int], window: int, sinks
     """[B, H, S, D] in float64: the queries are the last tokens of their sequences."""
     found = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
     for b, length in enumerate(lengths):
-        k, v = (x[b, :length].double().transpose(0, 1).repeat_interleave(q.shape[1] // x.shape[3], 0) for x in dense)
+        k, v = (x[b, :length].double().transpose(0, 1).repeat_interleave(q.shape[1] // x.shape[2], 0) for x in dense)
         s = torch.einsum("hsd,hkd->hsk", q[b].double(), k) * q.shape[-1] ** -0.5
         i = torch.arange(q.shape[2], device="cuda")[:, None] + length - q.shape[2]
         j = torch.arange(length, device="cuda")

@@ -19,6 +19,8 @@ from tilewright_kit.config.rules import Violation
 
 __all__ = ["ws_algorithms", "ws_cuts", "ws_mismatches"]
 
+_FEW_ROWS = 16
+"""Rows of a key head up to which memory binds kernels for few rows: those of 32 read keys at 0.4 of its rate (H200)."""
 _MOST_CAP = 1000.0
 """Largest soft cap of scores in Hopper's own kernels, whose hyperbolic tangents are right to 2^-22 of 1."""
 
@@ -79,7 +81,7 @@ def _few_rows(problem: FmhaProblem, plain: FmhaConfig) -> Iterator[FmhaConfig]:
     found = [plain.replace(hdim=hdim, **item) for item in cuts]
     rows = problem.seq_q * problem.group
     yield next((item for item in found if item.m0 >= rows), found[-1])
-    if rows > found[-1].m0 and hdim in HEADS:
+    if rows > _FEW_ROWS and hdim in HEADS:
         yield plain.replace(hdim=hdim, **parts_algorithm(hdim))
 
 

@@ -39,7 +39,7 @@ _LONG_KEY = 256
 """Bytes of a long key."""
 _SHARE_OVERHEAD, _SHORT_SHARE_OVERHEAD = 1, 3
 """The same where workgroups have equal shares of all keys."""
-_SHARE_LEAST = 4
+_SHARE_LEAST = 2
 """Blocks of a share, at least (``FmhaShare::kLeast``)."""
 _EQUAL_SHARE = 1 / 3
 """How far equal lengths count where they are data: parts that suit those that differ cost equal ones up to 5 %."""

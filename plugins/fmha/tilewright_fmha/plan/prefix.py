@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from tilewright_fmha.candidates.auxiliary_kernels import merge_of
 from tilewright_fmha.config.config import FmhaConfig
+from tilewright_fmha.config.decode import decodes, splits_tiles
 from tilewright_fmha.config.pipelines import is_specialised
 from tilewright_fmha.launch.geometry import launch_of
 from tilewright_fmha.launch.kernel_args import args_of
@@ -83,14 +84,17 @@ def _kernel(problem: FmhaProblem, device: DeviceInfo) -> FmhaConfig:
             rule="no_candidates",
             fix="give each sequence all of its pages in block_table, or use another device",
         )
-    specialised = [config for config in candidates if is_specialised(config)]
-    chosen = [
-        fastest(found, lambda config: predict_fmha(problem, config, device))
-        for found in (candidates, specialised)
-        if found
-    ]
-    best, own = (predict_fmha(problem, config, device).seconds for config in (chosen[0], chosen[-1]))
-    return chosen[-1] if own <= _NEARLY * best else chosen[0]
+
+    def predict(config: FmhaConfig) -> Prediction:
+        return predict_fmha(problem, config, device)
+
+    # Tiles of many rows read keys at the rate of memory, where kernels of 32 have no more than 0.4 of it (H200).
+    many = any(splits_tiles(config) for config in candidates)
+    usable = [config for config in candidates if not many or (is_specialised(config) and not decodes(config))]
+    best, own = fastest(usable, predict), [config for config in usable if is_specialised(config)]
+    if own and predict(nearly := fastest(own, predict)).seconds <= _NEARLY * predict(best).seconds:
+        return nearly
+    return best
 
 
 def plan_attention(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> ExecutionPlan:

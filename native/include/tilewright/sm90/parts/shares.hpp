@@ -17,18 +17,18 @@ TW_SM90 bool fmha_shares(const tw_fmha_args& args) { return args.split_rows < 0;
 
 template <class C>
 struct FmhaShare {
-  static constexpr int kLeast = 4;  // blocks of a share: fewer are not worth a part
+  static constexpr int kLeast = 2;  // blocks of a share: fewer are not worth a part
   const tw_fmha_args& args;
   const int heads;
   int id, at;  // the tile, and where it begins
-  int share, own, end, blocks;
+  int share, own, end, blocks, over;  // over: what a tile counts more than it has
 
   // The share of this workgroup, and the tile in which it begins. All lanes of a warp, of which each looks at some of
   // the sequences: costs of all first, then those before its own.
   TW_SM90 FmhaShare(const tw_fmha_args& args) : args(args), heads((int)(C::pack_gqa ? args.heads_k : args.heads_q)) {
     const int lane = threadIdx.x % kWarp, batch = (int)args.batch, none = heads * batch;
-    int all = 0, before = 0;
-    id = none, share = 0, own = at = end = blocks = 0;
+    int all = 0, before = 0, least = 1 << 30, most = 0;
+    id = none, share = 0, own = at = end = blocks = 0, over = -(int)args.split_rows;
     if (!fmha_shares(args)) return;
     fetch(args.len_k, batch), fetch(args.len_q, batch);
     if constexpr (C::varlen) fetch(args.cu_q, batch), fetch(args.cu_k, batch);
@@ -37,15 +37,27 @@ struct FmhaShare {
 #pragma unroll 1
       for (int first = 0; first < batch && id == none; first += kWarp) {
         const int cost = first + lane < batch ? cost_of(first + lane) : 0;
-        if (pass == 0) all += cost;
-        else find(cost, first, before);
+        if (pass > 0) find(cost, first, before);
+        else all += cost, most = max(most, cost), least = min(least, cost > 0 ? cost : least);
       }
       if (pass > 0) break;
       all = (int)__reduce_add_sync(0xffffffffu, all) * heads;
       share = max((all + (int)gridDim.x - 1) / (int)gridDim.x, kLeast);
+      least = __reduce_min_sync(0xffffffffu, least), most = __reduce_max_sync(0xffffffffu, most);
+      if (least == most) all += none * fit(most);
       own = at = (int)blockIdx.x * share, end = min(own + share, all);
       if (own >= all) break;
     }
+  }
+
+  // Where all tiles cost the same, shares are whole tiles, or as many as make one, if these are little more. Returns what
+  // a tile counts more then.
+  TW_SM90 int fit(int tile) {
+    const int parts = max(tile / share, 1), each = (tile + parts - 1) / parts;  // one part if the share is larger
+    const int fitted = share > tile ? (share + tile - 1) / tile * tile : each, more = parts * each - tile;
+    if (fitted - share > share / 12) return 0;
+    share = fitted, over += more;
+    return more;
   }
 
   // On their way to the first-level cache, all at once.
@@ -59,7 +71,7 @@ struct FmhaShare {
   // What each tile of a sequence counts, in blocks of keys.
   TW_SM90 int cost_of(int b) const {
     int bad, culprit;
-    return max(fmha_piece<C>(args, b * heads, bad, culprit).count, 1) - (int)args.split_rows;
+    return max(fmha_piece<C>(args, b * heads, bad, culprit).count, 1) + over;
   }
 
   // Looks among the sequences whose costs the lanes have, from `first` on; `before`: of all that come before them.
@@ -90,7 +102,7 @@ struct FmhaShare {
     if (to <= from) piece.rows = 0;
   }
 
-  TW_SM90 void next() { at += blocks - (int)args.split_rows, id++; }
+  TW_SM90 void next() { at += blocks + over, id++; }
 };
 
 // The parts of a tile, as the reduction (gpu/fmha/splitkv_reduce.hpp) sees them: of shares, or as many of each.
