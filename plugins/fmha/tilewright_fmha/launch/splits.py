@@ -29,6 +29,8 @@ _MOST_TILES = 4
 """Tiles of rows up to which it pays: every one reads all keys."""
 _MOST_ROWS = 64
 """The same of specialised kernels."""
+_MOST_TILED = 256
+"""The same of those with tiles of many rows, where keys do not lie in pages: beyond, nothing was measured."""
 _PIECE, _SHORT_PIECE, _TAIL = 0.8, 3.0, 0.25
 """Where lengths differ, specialised kernels draw pieces, whose beginnings are hidden but for so many blocks of keys,
 more where a key has few bytes and its products take as long as its copy; and so much of a whole piece passes from when
@@ -105,8 +107,11 @@ def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -
         return True  # no other kernels of GPUs have such heads
     if decodes(config):
         return problem.seq_q * problem.group <= _MOST_ROWS
-    if splits_tiles(config) and config.pack_gqa and problem.seq_q < config.m0:
-        return True  # others leave rows of tiles empty
+    if splits_tiles(config):
+        if problem.paging is None and problem.seq_q * problem.group > _MOST_TILED:
+            return False
+        if config.pack_gqa and problem.seq_q < config.m0:
+            return True  # others leave rows of tiles empty
     if config.pipeline == FEW_ROWS:
         rows = problem.seq_q * (problem.group if config.pack_gqa else 1)
         return rows <= _MOST_TILES * config.m0 and problem.seq_k >= LEAST_BLOCKS * config.n0
