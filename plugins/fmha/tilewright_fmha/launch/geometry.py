@@ -34,8 +34,8 @@ def launch_of(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo, spli
     if device.arch.kind == "cpu":
         return Geometry(team=config.team)
     if config.family in _ROWS:
-        # What adds up the parts of split keys waits for them by itself.
-        dependent = config.family is Family.COMBINE and device.arch.bulk_copy is not None
+        # What adds up the parts of split keys, or of prefixes and what follows them, waits for them by itself.
+        dependent = config.family in (Family.COMBINE, Family.MERGE) and device.arch.bulk_copy is not None
         rows, shared = (_row_blocks(problem, config), 1, 1), _shared(config, device.arch)
         return Geometry(grid=rows, block=(_THREADS, 1, 1), shared_bytes=shared, dependent=dependent)
     grid = _tiles(problem, config, splits)

@@ -43,6 +43,8 @@ _SHARE_OVERHEAD, _SHORT_SHARE_OVERHEAD = 1, 3
 """The same where workgroups have equal shares of all keys."""
 _SHARE_LEAST = 2
 """Blocks of a share, at least (``FmhaShare::kLeast``)."""
+_ABREAST = 8
+"""Heads that have a share side by side, at most (``fmha_abreast``)."""
 _EQUAL_SHARE = 1 / 3
 """How far equal lengths count where they are data: parts that suit those that differ cost equal ones up to 5 %."""
 _PER_UNIT = 2
@@ -93,10 +95,12 @@ def share_overhead(problem: FmhaProblem, config: FmhaConfig) -> int:
 
 
 def share_workgroups(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> int:
-    """Workgroups among whom all keys are shared."""
+    """Workgroups among whom all keys are shared, as many for each of up to eight heads."""
     blocks = ceil_div(max(problem.seq_k, 1), config.n0)
     pieces = max(work_items(problem, config, device), 1) * ceil_div(blocks, _SHARE_LEAST)
-    return min(pieces, max(device.units, 1) * resident(config, device.arch))
+    abreast = min(problem.heads_k & -problem.heads_k, _ABREAST)
+    slots = max(device.units, 1) * resident(config, device.arch)
+    return min(pieces, max(slots // abreast, 1) * abreast)
 
 
 def wants_splits(problem: FmhaProblem, config: FmhaConfig, device: DeviceInfo) -> bool:

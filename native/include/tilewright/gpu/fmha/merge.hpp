@@ -17,6 +17,7 @@ struct FmhaMerge {
 
   TW_DEVICE static void run(const tw_fmha_merge_args& given) {
     const tw_fmha_args& args = given.args;
+    fmha_wait_for_previous();
     if (block_index() == 0 && thread_index() == 0) fmha_join_status(given);
     const int all = (int)args.heads_q * (int)args.seq_q, blocks = ceil_div(all, rows);
     const int b = block_index() / blocks, id = block_index() % blocks * rows + thread_index() / per_row;

@@ -42,13 +42,13 @@ struct FmhaDrawnOrShare {
   int id;
 
   TW_SM90 FmhaDrawnOrShare(const tw_fmha_args& args)
-      : drawn(args), share(args), shares(fmha_shares(args)), id(shares ? share.id : drawn.id) {}
+      : drawn(args), share(args), shares(fmha_shares(args)), id(shares ? share.tile() : drawn.id) {}
   TW_SM90 bool more() const { return shares ? share.more() : drawn.more(); }
   TW_SM90 void cut(FmhaPiece& piece) {
     if (shares) share.cut(piece);
   }
   TW_SM90 void next() {
-    if (shares) share.next(), id = share.id;
+    if (shares) share.next(), id = share.tile();
     else drawn.next(), id = drawn.id;
   }
 };

@@ -2,6 +2,10 @@
 // workgroups, so that sequences of any lengths keep the device busy to the end. Every workgroup finds its own share from
 // the lengths, which are data: nothing is planned beforehand, and a launch serves in a CUDA graph.
 //
+// Up to eight heads go through the same keys side by side, each in a workgroup of its own: rows of a token lie next to
+// each other in memory, head by head, which reads them best at about the same time. So eight neighbouring workgroups
+// have the same share, of eight heads; with more heads, their eights follow each other.
+//
 // A share begins and ends anywhere. What it has of a tile of rows (those of a sequence's key head) is a part of it, and
 // who comes last adds the parts of a tile. A workgroup begins at most one tile that others go on with, and goes on with
 // at most one, so there are two places of accumulators for each: 2 w of the tile that it goes on with, 2 w + 1.
@@ -15,37 +19,61 @@ namespace tw::sm90 {
 
 TW_SM90 bool fmha_shares(const tw_fmha_args& args) { return args.split_rows < 0; }
 
+// Heads side by side.
+template <class C>
+TW_SM90 int fmha_abreast(const tw_fmha_args& args) {
+  const int heads = (int)(C::pack_gqa ? args.heads_k : args.heads_q);
+  return min(heads & -heads, 8);
+}
+
 template <class C>
 struct FmhaShare {
   static constexpr int kLeast = 2;  // blocks of a share: fewer are not worth a part
+  static constexpr int kHeld = 4;   // so many sequences a lane looks at but once
   const tw_fmha_args& args;
-  const int heads;
-  int id, at;  // the tile, and where it begins
+  const int abreast, lines, place;  // lines of tiles side by side in a sequence; the share's number
+  int line, at;                     // the tile, and where it begins
   int share, own, end, blocks, over;  // over: what a tile counts more than it has
 
   // The share of this workgroup, and the tile in which it begins. All lanes of a warp, of which each looks at some of
-  // the sequences: costs of all first, then those before its own.
-  TW_SM90 FmhaShare(const tw_fmha_args& args) : args(args), heads((int)(C::pack_gqa ? args.heads_k : args.heads_q)) {
-    const int lane = threadIdx.x % kWarp, batch = (int)args.batch, none = heads * batch;
-    int all = 0, before = 0, least = 1 << 30, most = 0;
-    id = none, share = 0, own = at = end = blocks = 0, over = -(int)args.split_rows;
+  // the sequences: what they have in all first, then those before its own.
+  TW_SM90 FmhaShare(const tw_fmha_args& args)
+      : args(args), abreast(fmha_abreast<C>(args)), lines((int)(C::pack_gqa ? args.heads_k : args.heads_q) / abreast),
+        place((int)blockIdx.x / abreast) {
+    const int lane = threadIdx.x % kWarp, batch = (int)args.batch, none = lines * batch;
+    int all = 0, before = 0, least = 1 << 30, most = 0, held[kHeld] = {};
+    line = none, share = 0, own = at = end = blocks = 0, over = -(int)args.split_rows;
     if (!fmha_shares(args)) return;
     fetch(args.len_k, batch), fetch(args.len_q, batch);
     if constexpr (C::varlen) fetch(args.cu_q, batch), fetch(args.cu_k, batch);
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
 #pragma unroll 1
-      for (int first = 0; first < batch && id == none; first += kWarp) {
-        const int cost = first + lane < batch ? cost_of(first + lane) : 0;
-        if (pass > 0) find(cost, first, before);
-        else all += cost, most = max(most, cost), least = min(least, cost > 0 ? cost : least);
+      for (int first = 0; first < batch && line == none; first += kWarp) {
+        const bool exists = first + lane < batch;
+        int count = 0;
+        if (pass > 0 && first < kHeld * kWarp) {
+#pragma unroll
+          for (int n = 0; n < kHeld; n++) count = first == n * kWarp ? held[n] : count;
+        } else if (exists) {
+          count = count_of(first + lane);
+        }
+        const int cost = exists ? count + over : 0;
+        if (pass > 0) {
+          find(cost, first, before);
+          continue;
+        }
+        all += cost, most = max(most, cost), least = min(least, exists ? cost : least);
+#pragma unroll
+        for (int n = 0; n < kHeld; n++) held[n] = first == n * kWarp ? count : held[n];
       }
       if (pass > 0) break;
-      all = (int)__reduce_add_sync(0xffffffffu, all) * heads;
-      share = max((all + (int)gridDim.x - 1) / (int)gridDim.x, kLeast);
+      const int shares = (int)gridDim.x / abreast;
+      all = (int)__reduce_add_sync(0xffffffffu, all) * lines;
+      share = max((all + shares - 1) / shares, kLeast);
       least = __reduce_min_sync(0xffffffffu, least), most = __reduce_max_sync(0xffffffffu, most);
       if (least == most) all += none * fit(most);
-      own = at = (int)blockIdx.x * share, end = min(own + share, all);
+      own = at = place * share, end = min(own + share, all);
       if (own >= all) break;
     }
   }
@@ -68,10 +96,15 @@ struct FmhaShare {
       asm volatile("prefetch.global.L1 [%0];" ::"l"(of + b));
   }
 
-  // What each tile of a sequence counts, in blocks of keys.
-  TW_SM90 int cost_of(int b) const {
-    int bad, culprit;
-    return max(fmha_piece<C>(args, b * heads, bad, culprit).count, 1) + over;
+  // Blocks of keys that each tile of a sequence has: as many as fmha_piece says, or one.
+  TW_SM90 int count_of(int b) const {
+    const FmhaItem item = fmha_item<C>(args, b);
+    const int g = C::pack_gqa ? (int)((uint32_t)args.heads_q / (uint32_t)args.heads_k) : 1;
+    const int rows = C::skip_min && item.skip ? 0 : min(C::m0, (int)item.q_rows * g);
+    if (rows <= 0) return 1;
+    const FmhaRange range = gpu::fmha_part<C>(args, item, 0, 0, (rows - 1) / g + 1);
+    if (range.first >= range.last) return 1;
+    return ((int)range.last + C::n0 - 1) / C::n0 - (int)range.first / C::n0;
   }
 
   // Looks among the sequences whose costs the lanes have, from `first` on; `before`: of all that come before them.
@@ -83,26 +116,27 @@ struct FmhaShare {
       const int other = __shfl_up_sync(0xffffffffu, upto, step);
       if (lane >= step) upto += other;
     }
-    if (const uint32_t behind = __ballot_sync(0xffffffffu, (before + upto) * heads > own)) {
-      const int place = __ffs(behind) - 1, each = __shfl_sync(0xffffffffu, cost, place);
-      const int start = (before + __shfl_sync(0xffffffffu, upto, place) - each) * heads, line = (own - start) / each;
-      id = (first + place) * heads + line, at = start + line * each;
+    if (const uint32_t behind = __ballot_sync(0xffffffffu, (before + upto) * lines > own)) {
+      const int at_lane = __ffs(behind) - 1, each = __shfl_sync(0xffffffffu, cost, at_lane);
+      const int start = (before + __shfl_sync(0xffffffffu, upto, at_lane) - each) * lines, more = (own - start) / each;
+      line = (first + at_lane) * lines + more, at = start + more * each;
     }
     before += __shfl_sync(0xffffffffu, upto, kWarp - 1);
   }
 
   TW_SM90 bool more() const { return at < end; }
+  TW_SM90 int tile() const { return line * abreast + (int)blockIdx.x % abreast; }
 
   // What the share has of the tile: no rows if it has none of its keys.
   TW_SM90 void cut(FmhaPiece& piece) {
     blocks = max(piece.count, 1);
     const int from = max(own - at, 0), to = min(end - at, blocks), first = at / share;
-    piece.parts = (at + blocks - 1) / share - first + 1, piece.part = (int)blockIdx.x - first;
+    piece.parts = (at + blocks - 1) / share - first + 1, piece.part = place - first;
     piece.from += from, piece.count = piece.count > 0 ? to - from : 0;
     if (to <= from) piece.rows = 0;
   }
 
-  TW_SM90 void next() { at += blocks + over, id++; }
+  TW_SM90 void next() { at += blocks + over, line++; }
 };
 
 // The parts of a tile, as the reduction (gpu/fmha/splitkv_reduce.hpp) sees them: of shares, or as many of each.
@@ -115,10 +149,11 @@ struct FmhaPieceParts {
   using Rows = FmhaPieceRows;
   static TW_SM90 int count(const tw_fmha_args&, const Rows& work) { return work.parts; }
   static TW_SM90 int64_t first(const tw_fmha_args& args, const Rows& work, int r, int64_t line) {
-    return fmha_shares(args) ? (2 * ((int)blockIdx.x - work.part) + 1) * C::m0 + r : line;
+    if (!fmha_shares(args)) return line;
+    return (2 * ((int)blockIdx.x - work.part * fmha_abreast<C>(args)) + 1) * C::m0 + r;
   }
   static TW_SM90 int64_t behind(const tw_fmha_args& args, int64_t lines, int p) {
-    return fmha_shares(args) ? p * 2 * C::m0 - (p > 0 ? C::m0 : 0) : p * lines;
+    return fmha_shares(args) ? p * 2 * fmha_abreast<C>(args) * C::m0 - (p > 0 ? C::m0 : 0) : p * lines;
   }
 };
 
