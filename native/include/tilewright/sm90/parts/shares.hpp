@@ -127,7 +127,7 @@ struct FmhaShare {
   TW_SM90 bool more() const { return at < end; }
   TW_SM90 int tile() const { return line * abreast + (int)blockIdx.x % abreast; }
 
-  // What the share has of the tile: no rows if it has none of its keys.
+  // Leaves of a piece the keys that the share has: no rows if it has none.
   TW_SM90 void cut(FmhaPiece& piece) {
     blocks = max(piece.count, 1);
     const int from = max(own - at, 0), to = min(end - at, blocks), first = at / share;
