@@ -230,7 +230,7 @@ def test_keys_are_cut_where_workgroups_would_idle(batch: int, keys: int, page: i
     assert choose_splits(problem, kernel, DEVICE) == parts
 
 
-@pytest.mark.parametrize(("batch", "keys", "grid"), [(64, 8192, 264), (1, 65536, 264), (2, 512, 64), (300, 64, 264)])
+@pytest.mark.parametrize(("batch", "keys", "grid"), [(64, 8192, 264), (1, 65536, 264), (2, 512, 64), (300, 512, 264)])
 def test_keys_are_shared_equally_where_lengths_are_data(batch: int, keys: int, grid: int) -> None:
     """A workgroup has two places for results that others have parts of, every tile a ticket."""
     problem = step(batch=batch, keys=keys, page=16)
@@ -242,6 +242,7 @@ def test_keys_are_shared_equally_where_lengths_are_data(batch: int, keys: int, g
     assert plan.workspace_bytes == 2 * grid * 8 * (128 + 1) * 4
     assert not shares_keys(problem, kernel.replace(num_splits=3))
     assert not shares_keys(step(batch=batch, keys=keys), kernel)
+    assert not shares_keys(step(batch=batch, keys=256, page=16), kernel)
 
 
 @pytest.mark.parametrize(("batch", "splits"), [(64, 1), (1, 32)])

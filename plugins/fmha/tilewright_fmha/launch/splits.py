@@ -43,6 +43,8 @@ _SHARE_OVERHEAD, _SHORT_SHARE_OVERHEAD = 1, 3
 """The same where workgroups have equal shares of all keys."""
 _SHARE_LEAST = 2
 """Blocks of a share, at least (``FmhaShare::kLeast``)."""
+_SHARE_ROOM = 8
+"""Blocks that sequences have room for, below which pieces are drawn: to find a share takes two microseconds."""
 _ABREAST = 8
 """Heads that have a share side by side, at most (``fmha_abreast``)."""
 _EQUAL_SHARE = 1 / 3
@@ -86,7 +88,9 @@ def shares_keys(problem: FmhaProblem, config: FmhaConfig) -> bool:
     ragged = problem.varlen or problem.has("seqlens_k")
     asked = problem.num_splits or config.num_splits
     one_tile = config.pack_gqa and problem.seq_q * problem.group <= config.m0
-    return decodes(config) and not is_latent(config) and ragged and one_tile and not config.sink and not asked
+    if not decodes(config) or is_latent(config) or config.sink or asked:
+        return False
+    return ragged and one_tile and problem.seq_k >= _SHARE_ROOM * config.n0
 
 
 def share_overhead(problem: FmhaProblem, config: FmhaConfig) -> int:
