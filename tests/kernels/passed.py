@@ -67,7 +67,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "conv": (
         ("tests/conv", CONVOLUTION),
         (
-            "test_conv_adjoint", "test_conv_bulk", "test_conv_candidates", "test_conv_config", "test_conv_conformance",
+            "test_conv_adjoint", "test_conv_bulk", "test_conv_candidates", "test_conv_conformance",
             "test_conv_execution", "test_conv_far_images", "test_conv_gpu_emulated", "test_conv_im2col",
             "test_conv_large_filters", "test_conv_plan", "test_conv_rules", "test_conv_sets", "test_conv_shipped_sets",
             "test_conv_two_stage", "test_conv_whole_steps",
