@@ -23,10 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from common.cuda_local import NAMES, Cuda, Product, describe
 
+from tilewright_gemm.fusion import Shape
 from tilewright_kit.contract.problem import OperationRequest
 from tilewright_kit.types.errors import TilewrightError
-from tilewright_moe.candidates import moe_candidates
-from tilewright_moe.config import MoeConfig
+from tilewright_moe.candidates import moe_candidates, with_room
+from tilewright_moe.config import RULES, MoeConfig, fused_with
 from tilewright_moe.kernel_sets import KERNEL_SETS
 from tilewright_moe.plugin import MoeGemm
 
@@ -41,6 +42,13 @@ BLOCKS = {1: "1x128_1x128", 128: "1x128_128x128"}
 """Names of blocks by columns of those of weights."""
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 6e-4}
 """Relative errors, of norms, by type of result."""
+TOKENS = [64, 256, 1024, 4096]
+"""Tokens of the layers that are timed (``--tokens``)."""
+HEIGHTS = (64, 80, 96, 112, 128, 144, 160, 176, 192)
+ROWS = (64, 128, 192, 256)
+"""Rows of transposed tiles of all cuts, and of others."""
+EVERY: list[bool] = []
+"""Not empty: results of every cut are compared (``--every``)."""
 Tensors = dict[str, torch.Tensor]
 
 
@@ -141,7 +149,7 @@ def correct(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             request = request_of(tensors)
             problem = MOE.parse(request)
             kinds = [item for item in default if item.a == NAMES[dtype] and item.c in (NAMES[out], "")]
-            wanted = {*kinds, *moe_candidates(problem, cuda.info)}
+            wanted = {*kinds, *proposed(problem, cuda)}
             fitting = [config for config in wanted if not MOE.mismatches(problem, config, cuda.info)]
             runs = built(cuda, pool, request, tensors, sorted(fitting, key=lambda config: config.name))
             bad = wrong(runs, problem, tensors, LIMITS[out])
@@ -171,7 +179,7 @@ def blocks(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             request = request_of(tensors, scale_block=word)
             problem = MOE.parse(request)
             kinds = [item for item in default if (item.scale_a, item.scale_b) == problem.scales]
-            wanted = {*kinds, *moe_candidates(problem, cuda.info)}
+            wanted = {*kinds, *proposed(problem, cuda)}
             fitting = [config for config in wanted if not MOE.mismatches(problem, config, cuda.info)]
             runs = built(cuda, pool, request, tensors, sorted(fitting, key=lambda config: config.name))
             bad = wrong(runs, problem, tensors, LIMITS[torch.bfloat16])
@@ -188,7 +196,7 @@ def gates(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             tensors["out"] = torch.empty(*shape[:-1], n // 2, device="cuda", dtype=out)
             request = request_of(tensors, activation="swiglu")
             problem = MOE.parse(request)
-            runs = built(cuda, pool, request, tensors, moe_candidates(problem, cuda.info))
+            runs = built(cuda, pool, request, tensors, proposed(problem, cuda))
             # The matrix unit keeps some 14 bits of sums of 8-bit floats.
             bad = wrong(runs, problem, tensors, max(LIMITS[out], 1e-3 if dtype.itemsize == 1 else 0.0))
             print(f"gates, {NAMES[dtype]} to {NAMES[out]}, x {shape}: {len(runs)} kernels, {bad} wrong", flush=True)
@@ -207,7 +215,7 @@ def eights(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
             words = {**steps, "out_scale_block": "1x128", **({"scale_block": BLOCKS[BLOCK]} if scaled else {})}
             request = request_of(tensors, **words)
             problem = MOE.parse(request)
-            runs = built(cuda, pool, request, tensors, moe_candidates(problem, cuda.info))
+            runs = built(cuda, pool, request, tensors, proposed(problem, cuda))
             bad = wrong(runs, problem, tensors, 0.04)
             special = sum("_ws_" in name for name in runs)
             print(
@@ -281,19 +289,21 @@ def layers(
     pool: ThreadPoolExecutor,
     dtype: torch.dtype,
     sizes: Sequence[tuple[int, int]] = ((2048, 7168), (7168, 2048)),
+    every: bool = False,
+    scaled: bool = True,
     **words: Any,
 ) -> None:
-    rate, scaled = copy_rate(cuda), dtype.itemsize == 1
+    rate, scaled, most = copy_rate(cuda), scaled and dtype.itemsize == 1, 40 if every else 6
     print(f"{NAMES[dtype]}; a copy moves {rate / 1e9:.0f} GB/s")
     for n, k in sizes:
-        for tokens in (64, 256, 1024, 4096):
+        for tokens in TOKENS:
             rows = 8 * tokens
             tensors = tensors_of(dtype, torch.bfloat16, (rows, k), 256, n)
             del tensors["status"], tensors["scale_w"]
             if scaled:
                 tensors["scale_x"] = torch.rand(rows, -(-k // BLOCK), device="cuda") + 0.5
                 tensors["scale_w"] = torch.rand(256, -(-n // BLOCK), -(-k // BLOCK), device="cuda") + 0.5
-            columns = n // 2 if words else n
+            columns = n // 2 if "activation" in words else n
             eight = "out_scale_block" in words
             out = torch.float8_e4m3fn if eight else torch.bfloat16
             tensors["out"] = torch.empty(rows, columns, device="cuda", dtype=out)
@@ -305,6 +315,8 @@ def layers(
             problem = MOE.parse(request)
             chosen = cuda.choose(MOE, problem, "")
             found = [config for config in moe_candidates(problem, cuda.info) if config.pipeline == "ws"]
+            if every:
+                found = list(dict.fromkeys([*found, *every_shape(problem, cuda)]))
             portable = [config for config in moe_candidates(problem, cuda.info) if config.pipeline != "ws"]
             best = sorted(portable, key=lambda config: MOE.predict(problem, config, cuda.info).seconds)[:1]
             runs: dict[str, Any] = {**built(cuda, pool, request, tensors, [*found, *best])}
@@ -315,13 +327,61 @@ def layers(
             nbytes += sum(4 * tensors[name].numel() for name in ("scale_x", "scale_w", "out_scale") if name in tensors)
             least = max(nbytes / rate, 2.0 * rows * n * k / DENSE_FLOPS[dtype])
             print(f"{tokens} tokens, n {n}, k {k}: at least {least * 1e3:.3f} ms ({busy} experts have rows)")
-            for name, seconds in sorted(times.items(), key=lambda item: item[1])[:6]:
+            for name, seconds in sorted(times.items(), key=lambda item: item[1])[:most]:
                 mark = " (chosen)" if name == chosen.name else ""
                 print(f"  {seconds * 1e3:8.3f} ms  {seconds / least:5.2f} of the least  {name[:160]}{mark}", flush=True)
             if chosen.name in times:
                 print(f"  chosen: {times[chosen.name] / least:.2f} of the least", flush=True)
             del tensors, runs, peers
             torch.cuda.empty_cache()
+
+
+def proposed(problem: Any, cuda: Cuda) -> list[MoeConfig]:
+    """Kernels whose results are compared."""
+    return list(
+        dict.fromkeys(
+            [*moe_candidates(problem, cuda.info), *(every_shape(problem, cuda, (16, 80, 160)) if EVERY else ())]
+        )
+    )
+
+
+def every_shape(
+    problem: Any, cuda: Cuda, heights: Sequence[int] = HEIGHTS, rows: Sequence[int] = ROWS
+) -> list[MoeConfig]:
+    """All cuts of the warp-specialised pipeline that its rules allow, whether or not they are proposed."""
+    kind, arch = problem.typical, cuda.info.arch
+    swapped = [
+        Shape((height, columns), (1, waves), (1, pair), swapped=True)
+        for height, (columns, waves), pair in itertools.product(heights, ((128, 2), (256, 2)), (1, 2))
+    ]
+    plain = [
+        Shape((m, n), waves, (1, pair))
+        for m, n in itertools.product(rows, (128, 192, 256))
+        for waves in ((1, 2), (2, 1))
+        for pair in (1, 2)
+    ]
+    pairs = [Shape((m, n), (1, 1), pingpong=True) for m, n in ((64, 128), (64, 256), (128, 128), (128, 192))]
+    found = []
+    exact = kind.dtype_a.bytes == 1 and not (kind.fast_accumulation or kind.block_scaled)
+    for shape in (*swapped, *plain, *pairs):
+        config = MoeConfig(
+            dtype_a=kind.dtype_a, dtype_b=kind.dtype_b.value, dtype_c=kind.dtype_c.value, layout=kind.layout,
+            scale_a=kind.scale_a, scale_b=kind.scale_b, promote=4 if exact else 0, **shape.fields(kind.dtype_a),
+        )  # fmt: skip
+        config = with_room(problem, fused_with(problem, config, arch), arch)
+        if not RULES.allows(config, arch) or MOE.mismatches(problem, config, cuda.info):
+            continue
+        found.append(config)
+    return found
+
+
+def sweep(cuda: Cuda, pool: ThreadPoolExecutor) -> None:
+    """Every cut there is, in fp8 with factors of blocks, to bf16, with a gate, and to fp8; and without factors."""
+    eight, gate = torch.float8_e4m3fn, ((4096, 7168),)
+    layers(cuda, pool, eight, every=True)
+    layers(cuda, pool, eight, gate, every=True, activation="swiglu")
+    layers(cuda, pool, eight, gate, every=True, activation="swiglu", out_scale_block="1x128")
+    layers(cuda, pool, eight, ((2048, 7168),), every=True, scaled=False, fast_accumulation=True)
 
 
 def working_peers(tensors: Tensors, counts: Sequence[int]) -> Mapping[str, Callable[[], object]]:
@@ -354,10 +414,15 @@ def main() -> None:
         "gated": gated,
         "eights": eights,
         "gated8": gated8,
+        "sweep": sweep,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="what is done (all of it)")
+    parser.add_argument("--tokens", type=int, action="append", help="tokens of the layers that are timed (several)")
+    parser.add_argument("--every", action="store_true", help="compare results of every cut, not of those proposed")
     given = parser.parse_args()
+    TOKENS[:] = given.tokens or TOKENS
+    EVERY[:] = [True] if given.every else []
     if unknown := set(given.parts) - set(parts):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     torch.backends.cuda.matmul.allow_tf32 = False

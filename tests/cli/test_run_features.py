@@ -19,6 +19,10 @@ FEATURES = (
     ("attention", "2 4 64 64 --queries 3 --append --rope half --paged 16"),
     ("attention", "2 4 64 64 --queries 3 --append"),
     ("attention", "2 4 64 64 --dtype fp8 --descale"),
+    (
+        "moe",
+        "40 48 160 --experts 3 --dtype fp8 --scale-block 1x128_128x128 --activation swiglu --out-scale-block 1x128",
+    ),
 )
 
 
@@ -71,6 +75,8 @@ def test_sweeps_check_and_time_what_is_fused(cli, tmp_path):
         (("gemm", 8, 8, 8, "--groups", "8,8"), "groups"),
         (("gemm", 8, 8, 8, "--groups", "8+8", "--packed"), "packed"),
         (("conv", 1, 8, 8, "9x9", "3", "--direction", "bwd_data", "--transposed"), "direction"),
+        (("moe", 8, 8, 8, "--scale-block", "1x128_1x128"), "scale_block"),
+        (("moe", 8, 12, 8, "--activation", "swiglu"), "n"),
         (("attention", 1, 2, 8, 64, "--append", "--softcap", "3"), "softcap"),
         (("attention", 1, 2, 8, 64, "--backward", "--splits", "3"), "splits"),
         (("attention", 1, 2, 8, 64, "--rope", "half"), "rope"),

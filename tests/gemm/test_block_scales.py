@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_units import HAVE_NVRTC, WITHOUT_NVRTC, compile_text, statement_of
 from gemm_runner import Array, Runner, draw
 from hip_runner import results_of
 from hip_units import HAVE_HIP, WITHOUT_HIP
@@ -29,6 +30,7 @@ from tilewright_gemm.vocabulary import LAYOUTS, ScaleA, ScaleB, ScaleBlock
 from tilewright_kit.conformance.check_plugin import device_of
 from tilewright_kit.contract.device import DeviceInfo
 from tilewright_kit.contract.problem import OperationRequest, Role
+from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes
 from tilewright_kit.types.dtypes import DType
 from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
@@ -187,6 +189,27 @@ def test_the_set_has_every_kind_of_blocks_and_no_default_kernel() -> None:
         assert all(config.block_scaled for config in found)
         names = {config.name for config in found}
         assert len(names) == len(found) and all("scaleA1x" in item for item in names)
+
+
+@pytest.mark.skipif(not HAVE_NVRTC, reason=WITHOUT_NVRTC)
+def test_shared_memory_has_room_for_factors_as_the_headers_count_it() -> None:
+    arch = tilewright_arch.load("sm_90a")
+    found = [item for item in KERNEL_SETS["block_scaled"].expand(arch, GEMM.rules) if is_specialised(item, arch)]
+    base = next(item for item in found if item.transpose_c and item.scale_b is ScaleB.BLOCK_128X128)
+    found.append(base.replace(tile=(160, 128, 128), warp_tile=(160, 64, 32), wave=(1, 2, 1)))
+    parts = []
+    for number, config in enumerate(found):
+        beside = shared_bytes(config, arch)
+        expected = (
+            f"using Scaled = tw::sm90::GemmPlan<tw::Scaled{config.scale_b}<Config>>;\n"
+            f"static_assert(tw::sm90::kSharedFactors<Scaled, true> == {str(config.bytes_beside_stage > 0).lower()});\n"
+        )
+        slots = "tw::sm90::FactorSlots<Scaled>::bytes" if config.bytes_beside_stage else "0"
+        expected += f'static_assert(Kernel::shared_bytes + {slots} == {beside}, "{config.name}");'
+        parts.append(statement_of(config, arch, number, expected))
+    assert {config.bytes_beside_stage > 0 for config in found} == {False, True}
+    log = compile_text("\n".join(parts), arch, ["tilewright/sm90/gemm/scaled.hpp"])
+    assert log == "", log[:3000]
 
 
 @pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v4+bf16+vnni", "sm_90a", "gfx942", "gfx950"])

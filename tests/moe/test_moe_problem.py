@@ -20,7 +20,7 @@ from tilewright_kit.types.errors import InvalidArgumentError
 from tilewright_kit.types.tensor import TensorDesc
 from tilewright_moe.config import MoeConfig
 from tilewright_moe.counts import check_values
-from tilewright_moe.plan import plan_moe, table_bytes
+from tilewright_moe.plan import plan_moe
 from tilewright_moe.plugin import MoeGemm
 from tilewright_moe.problem import MoeProblem
 
@@ -228,8 +228,44 @@ def test_exchanges_of_ranges_have_room_behind_the_table(steps: dict[str, str]) -
         assert special
         for config in special:
             shared = MOE.plan(problem, config, device).stages[0].geometry.shared_bytes
-            behind = shared_bytes(config, device.arch) + table_bytes(problem)
+            behind = shared_bytes(config, device.arch) + -(-(experts + 1) * 8 // 16) * 16
             assert shared == behind + 2 * 4 * config.waves * config.tile[0] * 4 <= device.arch.lds_bytes
+
+
+def test_pairs_of_workgroups_load_half_of_the_rows_each() -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    given = {"x": of("bf16", (4096, 512)), "w": of("bf16", (16, 768, 512)), "counts": of("int32", (16,))}
+    problem = MOE.parse(OperationRequest("moe_gemm", given))
+    config = next(item for item in MOE.candidates(problem, device) if item.pipeline == "ws" and not item.promote)
+    config = config.replace(scheduler="cooperative", num_wave_groups=1, tile=(128, 128, 64), wave=(2, 1, 1))
+    config = config.replace(warp_tile=(64, 128, 16), transpose_c=False, stages=0)
+    pair = config.replace(cluster=(1, 2, 1))
+    assert MOE.rules.allows(config, device.arch) and MOE.rules.allows(pair, device.arch)
+    plans = [MOE.plan(problem, item, device).stages[0] for item in (config, pair)]
+    assert [plan.geometry.cluster for plan in plans] == [(1, 1, 1), (2, 1, 1)]
+    assert plans[1].geometry.grid[0] % 2 == 0
+    boxes = [{item.operand: item.box for _, item in pack(plan.args).maps} for plan in plans]
+    assert boxes[1]["x"][1] * 2 == boxes[0]["x"][1] and boxes[1]["w"] == boxes[0]["w"]
+    assert list(plan_findings(MOE, problem, pair, device)) == []
+    for cluster in ((2, 1, 1), (1, 4, 1)):
+        found = MOE.rules.check(config.replace(cluster=cluster), device.arch)
+        assert "pairs" in {item.rule for item in found}
+
+
+def test_rows_of_about_128_have_flat_tiles_where_blocks_have_factors() -> None:
+    device = device_of(tilewright_arch.load("sm_90a"))
+    for steps in ({}, {"activation": "swiglu"}, {"activation": "swiglu", "out_scale_block": "1x128"}):
+        shapes = {"x": of("fp8", (32768, 7168)), "w": of("fp8", (256, 4096, 7168)), "counts": of("int32", (256,))}
+        scales = {"scale_x": of("fp32", (32768, 56)), "scale_w": of("fp32", (256, 32, 56))}
+        words = {
+            "scale_block": "1x128_128x128",
+            **({} if "out_scale_block" in steps else {"out_dtype": "bf16"}),
+            **steps,
+        }
+        problem = MOE.parse(OperationRequest("moe_gemm", shapes | scales, {}, words))
+        special = [item for item in MOE.candidates(problem, device) if item.pipeline == "ws"]
+        best = min(special, key=lambda item: MOE.predict(problem, item, device).seconds)
+        assert (best.tile[:2], best.transpose_c) == ((64, 256), False)
 
 
 class Overrunning(MoeGemm):

@@ -19,7 +19,8 @@ def client(kernel_cache: Path) -> Iterator[tw.Client]:
         pytest.skip("the distribution is not installed, so the service has no plugins")
     import tilewright.torch as twt
 
-    flags = ("--cache-dir", str(kernel_cache), "--log-level", "warning")
+    # Tensors are the CPU's; tests/gpu has those of a GPU. B is packed for CPUs alone.
+    flags = ("--cache-dir", str(kernel_cache), "--log-level", "warning", "--device", "cpu:0")
     with PrivateServer(flags) as target, tw.connect(target) as found:
         twt.use(found)
         yield found

@@ -22,10 +22,10 @@ from tilewright_kit.contract.operation import Candidates, Prediction
 from tilewright_kit.selection.candidates import Verdicts, shortlist
 from tilewright_kit.tiles.footprint.workgroup import is_specialised, shared_bytes, stages_of
 from tilewright_moe.config import RULES, MoeConfig, algorithm, fused_results, fused_with
-from tilewright_moe.plan import exchange_bytes, most_tiles, table_bytes
+from tilewright_moe.plan import beside_bytes, most_tiles
 from tilewright_moe.problem import MoeProblem
 
-__all__ = ["MOST_EXPERTS", "moe_candidates", "moe_mismatches", "predict_moe"]
+__all__ = ["MOST_EXPERTS", "moe_candidates", "moe_mismatches", "predict_moe", "with_room"]
 
 MOST = 32
 """Candidates of a GPU."""
@@ -33,6 +33,10 @@ _FEW_REGISTERS, _STAGED_REGISTERS = 256, 32
 """Registers of a lane of RDNA, and those that a step may take of them; half where the vector unit multiplies."""
 _TALL, _SIDE = 96, 128
 """Rows of transposed tiles with factors of blocks, and sides of others for fewer rows than two tiles."""
+_FLAT, _HALF_HIGH, _SHORT = Shape((64, 256), (1, 2)), (80, 256), 4096
+"""The cut of products of 8-bit floats with factors for about 128 rows, a transposed one that is as fast, and faster
+where K is no more than so many elements.
+"""
 _BLOCK_SUMS = 32
 """Sums of a thread that leave room for as many of a block, beside the state of experts."""
 MOST_EXPERTS = 1024
@@ -60,7 +64,7 @@ def moe_candidates(problem: MoeProblem, device: DeviceInfo) -> Candidates[MoeCon
     """GEMM's kernels for experts with a typical number of rows, or with somewhat more."""
     steps = (fused_with(problem, config, device.arch) for config in _algorithms(problem, device))
     made = (config for config in steps if _suits(problem, config, device.arch))
-    asked = list(dict.fromkeys(_with_room(problem, config, device.arch) for config in made))
+    asked = list(dict.fromkeys(with_room(problem, config, device.arch) for config in made))
     found = Candidates(asked)
     if device.arch.kind != "cpu":
         found = shortlist(asked, MOST, lambda config: predict_moe(problem, config, device))
@@ -78,7 +82,7 @@ def _algorithms(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]:
         yield from _of(kind, device)
 
 
-def _with_room(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> MoeConfig:
+def with_room(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> MoeConfig:
     """The kernel, with a stage less where the table of experts would not fit beside all that there are."""
     if not is_specialised(config, arch) or config.stages or _fits(problem, config, arch):
         return config
@@ -86,7 +90,7 @@ def _with_room(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> MoeCon
 
 
 def _fits(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
-    return shared_bytes(config, arch) + table_bytes(problem) + exchange_bytes(config, arch) <= arch.lds_bytes
+    return shared_bytes(config, arch) + beside_bytes(problem, config) <= arch.lds_bytes
 
 
 def _uneven(problem: MoeProblem, deviations: int) -> GemmProblem:
@@ -104,8 +108,13 @@ def _tall_shapes(problem: MoeProblem, device: DeviceInfo) -> Iterator[MoeConfig]
         rows = _uneven(problem, deviations).m
         heights = _RANGED if problem.quantised else _HEIGHTS
         height = next((height for height in heights if height >= rows), heights[-1])
-        for columns in (128, 256) if height <= _DEEP else (128,):
-            shape = Shape((height, columns), (1, 2), swapped=True).fields(kind.dtype_a)
+        cuts = [
+            Shape((height, columns), (1, 2), swapped=True) for columns in ((128, 256) if height <= _DEEP else (128,))
+        ]
+        if kind.block_scaled and rows > _TALL:
+            cuts += [_FLAT, Shape(_HALF_HIGH, (1, 2), swapped=True)]
+        for cut in cuts:
+            shape = cut.fields(kind.dtype_a)
             promote = shape["tile"][2] // shape["warp_tile"][2] if kind.dtype_a.bytes == 1 else 0
             plain = kind.fast_accumulation or kind.block_scaled
             yield MoeConfig(
@@ -136,21 +145,23 @@ def _suits(problem: MoeProblem, config: MoeConfig, arch: ArchSpec) -> bool:
     """
     if any(fused_results(config, arch)):
         return False
-    if is_specialised(config, arch):  # only transposed tiles find ranges of blocks
-        return config.tile[0] in _RANGED if config.quantised else not _scales_long(problem.typical, config, arch)
+    if is_specialised(config, arch):
+        ranged = config.tile[0] in _RANGED or not config.transpose_c
+        return (ranged or not config.quantised) and not _scales_long(problem.typical, config, arch)
     return not (config.block_scaled and config.quantised and config.pipeline == "compv3" and arch.kind == "cuda")
 
 
 def _scales_long(kind: GemmProblem, config: MoeConfig, arch: ArchSpec) -> bool:
     """True for tiles of ``ws`` whose consumers scale for longer than the model says. Measured on one H200, 256 experts
-    with 128 rows each: 1.27 and 1.33 times the least with 128x128, 1.5 to 1.6 with 256x128 or 128x192, and more than
-    1.8 with transposed tiles of 128 and 160 rows.
+    with 128 rows each, K of 7168 and 2048, over the least: 1.19 and 1.23 with 64x256, 1.22 and 1.21 with transposed
+    80x256, 1.30 and 1.33 with 128x128, 1.3 to 1.4 with 160x128 transposed, 1.4 to 2.2 with others.
     """
-    if not (kind.block_scaled and is_specialised(config, arch)):
+    if not (kind.block_scaled and is_specialised(config, arch)) or kind.m <= _TALL:
         return False
+    cut = config.tile[:2]
     if config.transpose_c:
-        return kind.m > _TALL or config.tile[0] > _TALL
-    return kind.m < 2 * _SIDE and max(config.tile[:2]) > _SIDE
+        return cut != _HALF_HIGH or kind.k > _SHORT
+    return kind.m < 2 * _SIDE and max(cut) >= _SIDE and cut != _FLAT.tile
 
 
 def _is_crowded(config: MoeConfig, arch: ArchSpec) -> bool:

@@ -34,6 +34,21 @@ class MoeCommand(ProblemCommand):
     steps = (
         option("room", 0, "Rows that each expert has room for; 0: rows are sorted by expert.", least=0),
         option("out_dtype", "", "Element type of the result. Default: what the operation says.", "--out-dtype"),
+        option(
+            "scale_block",
+            "",
+            "Blocks of x and w that have a factor each, of fp8: 1x128_128x128 or 1x128_1x128.",
+            words=("1x128_128x128", "1x128_1x128"),
+            strict=True,
+        ),
+        option("activation", "", "swiglu: silu(gate) * up of both projections.", words=("swiglu",), strict=True),
+        option(
+            "out_scale_block",
+            "",
+            "Blocks of an fp8 result that have a factor each: 1x128.",
+            words=("1x128",),
+            strict=True,
+        ),
     )
     columns = (option("dtype", "", "Types of rows that name none, comma-separated. Default: fp32 on a CPU, bf16."),)
     shapes = (

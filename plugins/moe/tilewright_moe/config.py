@@ -20,7 +20,7 @@ __all__ = ["RULES", "MoeConfig", "algorithm", "fused_with"]
 
 _PLAIN: dict[str, Any] = {
     "binary": Binary.NONE, "num_d_tensors": 0, "dtype_d": (), "unary": Unary.NONE, "bias": "", "grouped": False,
-    "batched": False, "preshuffle": False, "split_k": 1, "reduction": Reduction.NONE, "cluster": (1, 1, 1),
+    "batched": False, "preshuffle": False, "split_k": 1, "reduction": Reduction.NONE,
 }  # fmt: skip
 _UNSCALED: dict[str, Any] = {"scale_a": ScaleA.NONE, "scale_b": ScaleB.NONE}
 _BLOCKS = tuple(pair for block, pair in SCALES.items() if block is not ScaleBlock.EXPONENTS)
@@ -131,14 +131,14 @@ def _fused_on_gpu(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 def _has_block(config: MoeConfig) -> bool:
-    """True if the consumers of ``ws`` work at the same time on the columns of a block, of a transposed tile."""
-    return config.transpose_c and config.tile[1] == config.block_columns and config.scheduler != "pingpong"
+    """True if the consumers of ``ws`` work at the same time on the columns of a block: those of a tile."""
+    return config.tile[1] == config.block_columns and config.scheduler != "pingpong"
 
 
 def _fused_specialised(config: MoeConfig) -> Iterator[Violation]:
     """``ws``: threads store results; of a gate they hold both sums, and ranges of blocks they exchange."""
     if config.quantised and not _has_block(config):
-        reason = f"consumers of a transposed tile of {config.block_columns} columns find the range of a block"
+        reason = f"consumers of a tile of {config.block_columns} columns find the range of a block"
         yield Violation("fused_results", "result", config.result, reason, {"gated": False, "result": ""})
     elif config.epilogue is not Epilogue.DEFAULT:
         reason = "threads store the results of steps behind the sums"
@@ -157,6 +157,20 @@ def float_types(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:  # no
         yield Violation(
             "float_types", "dtype_a", config.a, reason, {"dtype_a": DType.BF16, "dtype_b": "", "dtype_c": ""}
         )
+
+
+_PAIR = (1, 2, 1)
+
+
+@rule_of("cuda", "hip")
+def pairs(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:
+    """GPU: workgroups work alone, or in ``ws`` two of neighbouring columns load rows of x for each other."""
+    single = {"cluster": (1, 1, 1)}
+    if config.cluster == (1, 1, 1):
+        return
+    if config.cluster != _PAIR or not is_specialised(config, arch) or config.scheduler == "pingpong":
+        reason = "only pairs (1, 2) of a specialised pipeline share rows, whose consumers work on one tile"
+        yield Violation("pairs", "cluster", config.cluster, reason, single)
 
 
 @rule_of("cuda", "hip")
@@ -178,5 +192,5 @@ def clipped_rows(config: MoeConfig, arch: ArchSpec) -> Iterator[Violation]:
 
 
 RULES: RuleBook[MoeConfig] = RuleBook(
-    (float_types, plain_products, stays, fused_results, *GEMM_RULES.rules, clipped_rows)
+    (float_types, plain_products, pairs, stays, fused_results, *GEMM_RULES.rules, clipped_rows)
 )

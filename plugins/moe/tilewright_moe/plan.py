@@ -5,9 +5,10 @@ Arguments are ``tw_moe_args`` of ``tilewright/core/args/moe.h``, field for field
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tilewright_arch import ArchSpec, BulkCopy
+from tilewright_arch import BulkCopy
 from tilewright_gemm.fusion import problem_row, workspace_bytes
 from tilewright_kit.contract.arguments import WORKSPACE, Arg, Pointer, Struct, TensorMap
 from tilewright_kit.contract.device import DeviceInfo
@@ -19,7 +20,7 @@ from tilewright_kit.types.dtypes import DType
 from tilewright_moe.config import MoeConfig
 from tilewright_moe.problem import MoeProblem
 
-__all__ = ["TABLE_BYTES", "exchange_bytes", "most_tiles", "plan_moe", "table_bytes"]
+__all__ = ["TABLE_BYTES", "beside_bytes", "most_tiles", "plan_moe"]
 
 _PROBLEM_BYTES = 232
 """``sizeof(tw_gemm_problem)``: CPU kernels list the products of all experts in the workspace."""
@@ -99,19 +100,16 @@ def most_tiles(problem: MoeProblem, config: MoeConfig) -> int:
     rows = problem.rows // m + min(problem.experts, problem.rows)
     if problem.masked:
         rows = problem.experts * ceil_div(problem.rows, m)
-    return max(rows, 1) * ceil_div(problem.columns, n)
+    return max(rows, 1) * ceil_div(problem.columns, n * config.cluster[1]) * config.cluster[1]
 
 
-def table_bytes(problem: MoeProblem) -> int:
-    """Bytes of the table of experts, behind all else in shared memory."""
-    return padded((problem.experts + 1) * TABLE_BYTES, 16)
-
-
-def exchange_bytes(config: MoeConfig, arch: ArchSpec) -> int:
-    """Bytes behind the table through which consumers of ``ws`` find the ranges of blocks of results."""
-    if not (config.quantised and is_specialised(config, arch)):
-        return 0
-    return 2 * config.waves * _WARPS * config.tile[0] * DType.FP32.bytes
+def beside_bytes(problem: MoeProblem, config: MoeConfig) -> int:
+    """Bytes of ``ws`` behind all that GEMM has in shared memory: the table of experts, and what consumers find the
+    ranges of blocks of results through.
+    """
+    table = padded((problem.experts + 1) * TABLE_BYTES, 16)
+    exchange = 2 * config.waves * _WARPS * config.tile[0] * DType.FP32.bytes if config.quantised else 0
+    return table + exchange
 
 
 def _gpu_stage(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> Stage:
@@ -119,10 +117,13 @@ def _gpu_stage(problem: MoeProblem, config: MoeConfig, device: DeviceInfo) -> St
     special = is_specialised(config, arch)
     shared = shared_bytes(config, arch)
     resident = 1 if special else max(min(arch.lds_bytes // max(shared, 1), 2), 1)
+    together = math.prod(config.cluster)
+    tiles = padded(max(most_tiles(problem, config), 1), together)
     geometry = Geometry(
-        grid=(min(units_of(device) * resident, max(most_tiles(problem, config), 1)), 1, 1),
+        grid=(min(units_of(device) * resident // together * together, tiles), 1, 1),
         block=(threads_of(config, arch), 1, 1),
-        shared_bytes=shared + (table_bytes(problem) + exchange_bytes(config, arch) if special else 0),
+        cluster=(together, 1, 1),
+        shared_bytes=shared + (beside_bytes(problem, config) if special else 0),
         dependent=special,
     )
     maps = _maps(problem, config, arch.bulk_copy) if special and arch.bulk_copy else ()
@@ -155,7 +156,8 @@ def _maps(problem: MoeProblem, config: MoeConfig, copies: BulkCopy) -> tuple[Ten
     stored = m if config.transpose_c else _STORE_ROWS
     of_x = TensorMap(
             "x", 0, gemm.dtype_a.value, (problem.k, problem.rows, experts if problem.masked else 1),
-            (x_row, x.batch_stride * size if problem.masked and experts > 1 else x_row), (row, m, 1),
+            (x_row, x.batch_stride * size if problem.masked and experts > 1 else x_row),
+            (row, m // config.cluster[1], 1),
     )  # fmt: skip
     of_w = TensorMap(
             "w", 0, gemm.dtype_b.value, (cols, lines, experts),

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from tilewright_arch import ArchSpec
 from tilewright_gemm.config.narrow import NARROW, widths
 from tilewright_gemm.vocabulary import Epilogue, ScaleA, ScaleB, ScaleBlock
-from tilewright_kit.types.arithmetic import ceil_div
+from tilewright_kit.types.arithmetic import ceil_div, padded
 from tilewright_kit.types.dtypes import DType
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "block_of",
     "block_word",
     "bytes_of_rounds",
+    "bytes_of_slot",
     "columns_of_block",
     "exponents",
     "factors",
@@ -87,6 +88,8 @@ _NARROW_A = tuple(item.scale_a for item in NARROW.values())
 _NARROW_B = tuple(item.scale_b for item in NARROW.values())
 _OF_A = (ScaleA.BLOCK_1X128, ScaleA.BLOCK_1X32, *_NARROW_A)
 _NAN = 255
+_SLOT_COLUMNS, _SLOT_BARRIER = 32, 16
+"""Columns whose factors lie in one piece of shared memory, and bytes behind them."""
 _EXPONENT_TILES = ((16, 16, 128), (32, 32, 64))
 """Warp tiles of the matrix instructions that take factors of blocks of 32."""
 _ROUND_BLOCKS, _ROUND_TILES, _LANES, _BYTE = 16, (128, 256), 64, 8
@@ -140,6 +143,22 @@ def packed_bits(config: Any) -> int:
     straight = config.pipeline == "comp_async" and a & (a - 1) != 0
     inside = config.pipeline in _ORDERED_PIPELINES and config.warp_tile in _EXPONENT_TILES
     return a if a == b < 8 and inside and not straight else 0
+
+
+def bytes_of_slot(config: Any) -> int:
+    """Bytes of shared memory in which pipeline ``ws`` has the factors of a stage (``FactorSlots`` of
+    ``sm90/gemm/factors.hpp``), where each column of its instruction has one; else 0.
+    """
+    each = config.scale_b is ScaleB.BLOCK_1X128
+    columns, rows = config.tile[:2] if config.transpose_c else config.tile[1::-1]
+    waves = config.wave[0 if config.transpose_c else 1]
+    whole = waves <= 1 or columns // waves % _SLOT_COLUMNS == 0
+    if not whole or not (
+        each or (config.scale_b is ScaleB.BLOCK_128X128 and config.transpose_c and (rows % 128 == 0 or rows == 64))
+    ):
+        return 0
+    blocks = 1 if each else ceil_div(rows, 128)
+    return 4 * (blocks * padded(columns, _SLOT_COLUMNS) + (rows if each else 0)) + _SLOT_BARRIER
 
 
 def bytes_of_rounds(config: Any) -> int:

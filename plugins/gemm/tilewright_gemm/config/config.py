@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from tilewright_gemm.config.block_scales import bytes_of_rounds, is_block_scaled, packed_bits, waves_of_rounds
+from tilewright_gemm.config.block_scales import (
+    bytes_of_rounds,
+    bytes_of_slot,
+    is_block_scaled,
+    packed_bits,
+    waves_of_rounds,
+)
 from tilewright_gemm.config.int4 import is_int4
 from tilewright_gemm.config.narrow import widths
 from tilewright_gemm.vocabulary import (
@@ -200,6 +206,11 @@ class GemmConfig(TiledForms, KernelConfig):
     def bytes_beside_tiles(self) -> int:
         """Bytes of shared memory of an AMD GPU's workgroup for exponents of blocks."""
         return bytes_of_rounds(self)
+
+    @property
+    def bytes_beside_stage(self) -> int:
+        """Bytes of factors of blocks in a stage of ``ws``."""
+        return bytes_of_slot(self)
 
     @property
     def narrow(self) -> bool:

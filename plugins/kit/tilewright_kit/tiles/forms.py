@@ -59,6 +59,11 @@ class TiledForms:
         return 0
 
     @property
+    def bytes_beside_stage(self) -> int:
+        """Nothing but A and B."""
+        return 0
+
+    @property
     def packed_bits(self) -> int:
         """Values have the bits of their types."""
         return 0

@@ -62,6 +62,10 @@ class Tiled(Protocol):
         """Bytes of shared memory of an AMD GPU's workgroup for what lies there beside tiles of A and B."""
 
     @property
+    def bytes_beside_stage(self) -> int:
+        """Bytes of shared memory that a specialised pipeline has beside A and B in each stage."""
+
+    @property
     def letters(self) -> str:
         """Layout of A, B and C: ``r`` row-major, ``c`` column-major."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Check", "check", "check_outputs", "tolerance"]
 
 # Rounding of the result to its own type, and of the sums to fp32: relative to the norm of the whole result.
-_TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0}
+_TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3, "int32": 0.0, "float8_e4m3fn": 4e-2}
 _ELEMENT = 0.02
 """Error up to which an element counts as right in ``Check.accuracy``, relative to it, or to the root mean square of all
 if that is more: near zero a sum has no relative error that says something."""

@@ -4,11 +4,13 @@
 //
 // Factors come straight from memory, a few stages ahead, each stage's into registers of its own, as far as there are any
 // left: loads take longer than a stage where all multiprocessors are at work. Rows (of the wgmma) take a factor each,
-// two for a thread and 64 rows, or one for all 64; columns one for a block of them, or each its own: then a lane loads
-// the factor of one column of 32 and hands it to those who need it.
+// two for a thread and 64 rows, or one for all 64; columns one for a block of them, or each its own: those come through
+// shared memory (sm90/gemm/factors.hpp), or, of tiles with parts of blocks, a lane loads the factor of one column of 32
+// and hands it to those who need it.
 #pragma once
 #include "tilewright/core/block_scales.hpp"
 #include "tilewright/gpu/platform.hpp"
+#include "tilewright/sm90/gemm/factors.hpp"
 #include "tilewright/sm90/gemm/gemm.hpp"
 
 namespace tw::sm90 {
@@ -34,6 +36,11 @@ struct StagePart {
   static TW_SM90 void add(float low, float high, const float (&columns)[8]) {
     add_chunk<kRepeat, kChunkAt>(Index<Sums::size(kChunkAt)>{}, low, high, columns);
   }
+  // and those alone, where all rows share a factor that columns have taken in.
+  template <int kRepeat, int kChunkAt>
+  static TW_SM90 void add(const float (&columns)[8]) {
+    add_chunk<kRepeat, kChunkAt>(Index<Sums::size(kChunkAt)>{}, columns);
+  }
 
  private:
 #define TW_SCALED_4(X) X(0, 4, 6) X(1, 4, 7) X(2, 5, 6) X(3, 5, 7)
@@ -44,6 +51,7 @@ struct StagePart {
 #define TW_ADD_BOTH(I, R, C)                                 \
   "mul.f32 tw%2_%3_" #I ", tw%2_%3_" #I ", %" #R ";\n"       \
   "fma.rn.f32 tw%0_%1_" #I ", tw%2_%3_" #I ", %" #C ", tw%0_%1_" #I ";\n"
+#define TW_ADD_COLUMNS(I, R, C) "fma.rn.f32 tw%0_%1_" #I ", tw%2_%3_" #I ", %" #C ", tw%0_%1_" #I ";\n"
 #define TW_ADD_CHUNK(N)                                                                                           \
   template <int kRepeat, int kAt>                                                                                 \
   static TW_SM90 void add_chunk(Index<N>, float low, float high) {                                                \
@@ -53,9 +61,15 @@ struct StagePart {
   static TW_SM90 void add_chunk(Index<N>, float low, float high, const float (&f)[8]) {                           \
     asm volatile(TW_SCALED_##N(TW_ADD_BOTH)::"n"(kRepeat), "n"(kAt), "n"(set), "n"(kAt), "f"(low), "f"(high),     \
                  "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]), "f"(f[4]), "f"(f[5]), "f"(f[6]), "f"(f[7]));         \
+  }                                                                                                               \
+  template <int kRepeat, int kAt>                                                                                 \
+  static TW_SM90 void add_chunk(Index<N>, const float (&f)[8]) {                                                  \
+    asm volatile(TW_SCALED_##N(TW_ADD_COLUMNS)::"n"(kRepeat), "n"(kAt), "n"(set), "n"(kAt), "f"(0.0f), "f"(0.0f), \
+                 "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]), "f"(f[4]), "f"(f[5]), "f"(f[6]), "f"(f[7]));         \
   }
   TW_ADD_CHUNK(4) TW_ADD_CHUNK(8) TW_ADD_CHUNK(12) TW_ADD_CHUNK(16)
 #undef TW_ADD_CHUNK
+#undef TW_ADD_COLUMNS
 #undef TW_ADD_BOTH
 #undef TW_ADD_ROWS
 #undef TW_SCALED_16
@@ -155,11 +169,12 @@ struct BlockFactors {
           if (column % kColumnBlock + q.value * 32 >= c * kColumnBlock) factor = values.column[c];
         StagePart<Plan>::template add<kRepeat, q.value>(low * factor, high * factor);
       } else {
+        const float mine = kRows == 1 ? values.column[q.value] * low : values.column[q.value];
         float each[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-          each[i] = __shfl_sync(0xffffffffu, values.column[q.value], i / 2 * 8 + quad * 2 + i % 2);
-        StagePart<Plan>::template add<kRepeat, q.value>(low, high, each);
+        for (int i = 0; i < 8; i++) each[i] = __shfl_sync(0xffffffffu, mine, i / 2 * 8 + quad * 2 + i % 2);
+        if constexpr (kRows == 1) StagePart<Plan>::template add<kRepeat, q.value>(each);
+        else StagePart<Plan>::template add<kRepeat, q.value>(low, high, each);
       }
     });
   }
@@ -228,7 +243,10 @@ struct Gemm<BlockScaled<C, kScaleColumns>, MatrixProducer<GemmPlan<BlockScaled<C
   using Params = typename Producer::Params;
   using Queue = typename GemmQueue<Plan>::type;
   using Cluster = typename Plan::Cluster;
-  using Registers = RegisterShares<Plan::consumers, Plan::accumulators + Plan::columns / 2 + Plan::joining>;
+  static constexpr bool slots = kSharedFactors<Plan, true>;
+  using Multiplier = Choose<slots, SharedScaledConsumer<Plan>, ScaledConsumer<Plan>>;
+  using Registers = Choose<slots, SlotRegisters<Plan>,
+                           RegisterShares<Plan::consumers, Plan::accumulators + Plan::columns / 2 + Plan::joining>>;
   static constexpr int threads = Plan::threads;
   static constexpr int kConsumerBarrier = 1, kStartBarrier = 10;  // named barriers: one per consumer, the start
   static_assert(Plan::k_steps == 4 && Plan::tile_k == kScaleBlock, "a stage is a block of k");
@@ -247,7 +265,7 @@ struct Gemm<BlockScaled<C, kScaleColumns>, MatrixProducer<GemmPlan<BlockScaled<C
 
     if (warpgroup == 0) {
       if constexpr (Registers::moves) setmaxnreg_dec<Registers::producer>();
-      if (threadIdx.x == 0) make_barriers(barriers);
+      if (threadIdx.x == 0) make_barriers(barriers, shared);
       if (threadIdx.x == kWarp) prefetch_maps(params);
       started(threadIdx.x < kWarp);
       if (threadIdx.x == 0) {
@@ -256,6 +274,12 @@ struct Gemm<BlockScaled<C, kScaleColumns>, MatrixProducer<GemmPlan<BlockScaled<C
         const Queue queue(tasks, (int)params.launch.split_k, rank);
         Producer::run(queue, tasks, barriers, shared, rank);
       }
+      if constexpr (slots)
+        if (threadIdx.x >= kWarp) {
+          wait_for_previous_launch();
+          produce_factors(Queue(tasks, (int)params.launch.split_k, rank), tasks,
+                          {barriers, shared + Plan::shared_bytes});
+        }
       if constexpr (Plan::cluster_k > 1) cluster_wait();
     } else {
       if constexpr (Registers::moves) setmaxnreg_inc<Registers::consumer>();
@@ -275,14 +299,25 @@ struct Gemm<BlockScaled<C, kScaleColumns>, MatrixProducer<GemmPlan<BlockScaled<C
     }
   }
 
-  static TW_SM90 void make_barriers(RingBarriers<Plan::stages> barriers) {
+  static TW_SM90 void make_barriers(RingBarriers<Plan::stages> barriers, uint32_t shared) {
     if constexpr (Plan::cluster_k > 1)
       for (int consumer = 0; consumer < Plan::consumers; consumer++) {
         const uint32_t gathered = barriers.base + Plan::flags_at - Plan::barriers_at + consumer * 8;
         init_barrier(gathered, 1);
         arrive_expecting(gathered, (Plan::cluster_k - 1) * Plan::sums_bytes);
       }
-    barriers.init(Plan::waves * Cluster::peers);
+    if constexpr (slots) init_with_slots<Plan>(barriers, shared + Plan::shared_bytes);
+    else barriers.init(Plan::waves * Cluster::peers);
+  }
+
+  // A warp.
+  static TW_SM90 void produce_factors(Queue queue, const GemmTasks<Config>& tasks, FactorProducer<Plan> factors) {
+    Work work;
+    while (queue.next(work)) factors.fill(tasks.at(work.task).problem, work);
+  }
+  static TW_SM90 Multiplier multiplier(RingBarriers<Plan::stages> barriers, uint32_t shared, int consumer, int rank) {
+    if constexpr (slots) return Multiplier(barriers, shared, shared + Plan::shared_bytes, consumer, rank);
+    else return Multiplier(barriers, shared, consumer, rank);
   }
 
   static TW_SM90 void started(bool maker) {
@@ -300,10 +335,11 @@ struct Gemm<BlockScaled<C, kScaleColumns>, MatrixProducer<GemmPlan<BlockScaled<C
                               RingBarriers<Plan::stages> barriers, uint32_t shared, int rank, int consumer) {
     const int thread = threadIdx.x % kWarpgroup, barrier = kConsumerBarrier + consumer;
     const uint32_t staging = shared + Plan::staging_at + consumer * Plan::buffers * Plan::piece_bytes;
-    ScaledConsumer<Plan> products(barriers, shared, consumer, rank);
+    Multiplier products = multiplier(barriers, shared, consumer, rank);
     Work work;
     while (queue.next(work)) {
-      products.multiply_scaled(work.steps, BlockFactors<Plan>(tasks.at(work.task).problem, work, consumer));
+      if constexpr (slots) products.multiply_scaled(work.steps);
+      else products.multiply_scaled(work.steps, BlockFactors<Plan>(tasks.at(work.task).problem, work, consumer));
       bool complete = true;
       if constexpr (Plan::cluster_k > 1) complete = gather(consumer, shared, thread);
       else if constexpr (Plan::partial)

@@ -92,17 +92,14 @@ struct MoeGate {
   }
 };
 
-// Results in fp8 of transposed tiles, which have the columns of a block: each consumer a part of them. All walk their sums
-// twice: for the largest magnitudes of rows, which warps leave in shared memory, and to store.
+// Results in fp8. All consumers walk their sums twice: for the largest magnitudes of rows, which warps leave in shared
+// memory, and to store. Two exchanges take turns, so that one barrier a tile is enough.
 template <class Plan, class Results>
-struct MoeQuantised {
+struct MoeEights {
   using Sums = AccumulatorsOf<Plan>;
   static constexpr int kRepeats = Plan::repeats, kChunks = Sums::chunks, kBlocks = Plan::columns / 8;
-  static constexpr int per_result = Results::gated ? 2 : 1, kParts = Plan::waves * 4;  // warps
-  // Two exchanges take turns, so that one barrier a tile is enough.
-  static constexpr int kExchangeBytes = kParts * Plan::tile_m * 4;
-  static_assert(Results::quantised && Plan::swap && !Plan::pingpong, "transposed tiles of consumers at work together");
-  static_assert(Plan::tile_n == kMoeBlock * per_result && Plan::y_waves == 1, "a tile has the columns of a block");
+  static constexpr int per_result = Results::gated ? 2 : 1;
+  static_assert(Results::quantised && !Plan::pingpong, "consumers at work together");
 
   char* const c;       // the tile's first row of the result
   float* const scales;  // and of factors
@@ -110,7 +107,7 @@ struct MoeQuantised {
   const float alpha;
   const int rows, columns;
 
-  TW_SM90 MoeQuantised(const tw_moe_args& args, int expert, int first, int left)
+  TW_SM90 MoeEights(const tw_moe_args& args, int expert, int first, int left)
       : c((char*)args.product.c + first * args.product.ldc + (args.masked ? expert * args.product.stride_c : 0)),
         scales((float*)args.result_scales.ptr + first * args.result_scales.row_stride +
                (args.masked ? expert * args.result_scales.batch_stride : 0)),
@@ -120,6 +117,116 @@ struct MoeQuantised {
         alpha((float)moe_factor(args, expert)),
         rows(left),
         columns((int)args.product.n / per_result) {}
+
+ protected:
+  TW_SM90 float gated(uint32_t gate, uint32_t up) const {
+    return gpu::apply_unary<Unary::Silu>(gpu::float_of(gate) * alpha, 0.0f, 0.0f) * (gpu::float_of(up) * alpha);
+  }
+  TW_SM90 void tell(int row, int block, float most) const {
+    gpu::store_global((char*)(scales + row * row_stride + block * block_stride), most / kMoeLargest);
+  }
+  // Two bytes, of two neighbours in a row.
+  TW_SM90 void put(uint16_t bytes, int i, int j) const {
+    if (i >= rows || j >= columns) return;
+    char* const to = c + i * ld + j;
+    if (((uintptr_t)to & 1) == 0 && j + 1 < columns) {
+      gpu::store_global(to, bytes);
+    } else {
+      gpu::store_global(to, (uint8_t)bytes);
+      if (j + 1 < columns) gpu::store_global(to + 1, (uint8_t)(bytes >> 8));
+    }
+  }
+  static TW_SM90 float larger(float x, float y) { return x < y ? y : x; }
+  static TW_SM90 uint16_t fp8_pair(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+};
+
+// Those of tiles as they are, with all columns of a block. A quarter of a warp has a row's sums of a consumer.
+template <class Plan, class Results>
+struct MoeRows : MoeEights<Plan, Results> {
+  using Base = MoeEights<Plan, Results>;
+  using typename Base::Sums;
+  using Base::Base, Base::kRepeats, Base::kChunks, Base::kBlocks, Base::per_result, Base::rows, Base::columns, Base::larger;
+  static_assert(!Plan::swap && Plan::tile_n == kMoeBlock * per_result, "a tile has the columns of a block");
+  static_assert(Plan::columns % (8 * per_result) == 0, "a consumer has whole turns");
+
+  // column: of the tile, in tiles. exchange: shared memory. Threads of all consumers take part.
+  TW_SM90 void store(int column, int wave, uint32_t exchange, int barrier) const {
+    const int thread = threadIdx.x % kWarpgroup, lane = thread % kWarp, quad = thread % 4;
+    const int part = wave / Plan::x_waves, j = (column * Plan::tile_n + part * Plan::columns) / per_result + quad * 2;
+    const int line = wave % Plan::x_waves * kRepeats * 64 + thread / kWarp * 16 + lane / 4;
+#pragma unroll 1
+    for (int r = 0; r < kRepeats; r++) {
+      float most[2] = {0.0f, 0.0f};
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; chunk++) {
+        uint32_t sums[kChunk];
+        Sums::template read<kRepeats * kChunks>(sums, r * kChunks + chunk);
+#pragma unroll
+        for (int b = 0; b < 4; b += per_result)
+          if (chunk * 4 + b < kBlocks)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+              most[i / 2] = larger(most[i / 2], gpu::magnitude_of(value(sums, b * 4 + i)));
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int step = 1; step < 4; step *= 2) most[h] = larger(most[h], __shfl_xor_sync(0xffffffffu, most[h], step));
+        if (quad == 0)
+          gpu::store_shared<1>(exchange + (part * Plan::tile_m + line + r * 64 + h * 8) * 4, {gpu::bits_of(most[h])});
+      }
+    }
+    join_barrier(barrier, Plan::waves * kWarpgroup);
+#pragma unroll 1
+    for (int r = 0; r < kRepeats; r++) {
+      float most[2];
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int row = line + r * 64 + h * 8;
+        most[h] = kMoeLeastRange;
+#pragma unroll
+        for (int other = 0; other < Plan::y_waves; other++)
+          most[h] = larger(most[h],
+                           gpu::float_of(gpu::load_shared<1>(exchange + (other * Plan::tile_m + row) * 4).w[0]));
+        if (part == 0 && quad == 0 && row < rows && column * kMoeBlock < columns) this->tell(row, column, most[h]);
+        most[h] = kMoeLargest / most[h];
+      }
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; chunk++) {
+        uint32_t sums[kChunk];
+        Sums::template read<kRepeats * kChunks>(sums, r * kChunks + chunk);
+#pragma unroll
+        for (int b = 0; b < 4; b += per_result)
+          if (chunk * 4 + b < kBlocks)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+              this->put(Base::fp8_pair(value(sums, b * 4 + h * 2) * most[h], value(sums, b * 4 + h * 2 + 1) * most[h]),
+                        line + r * 64 + h * 8, j + (chunk * 4 + b) * 8 / per_result);
+      }
+    }
+  }
+
+ private:
+  // The value that sum i of a chunk is, or the gate of.
+  TW_SM90 float value(const uint32_t (&sums)[kChunk], int i) const {
+    if constexpr (Results::gated) return this->gated(sums[i], sums[i + 4]);
+    else return gpu::float_of(sums[i]) * this->alpha;
+  }
+};
+
+// Those of transposed tiles, with all columns of a block: each consumer has a part of them.
+template <class Plan, class Results>
+struct MoeQuantised : MoeEights<Plan, Results> {
+  using Base = MoeEights<Plan, Results>;
+  using typename Base::Sums;
+  using Base::Base, Base::kRepeats, Base::kChunks, Base::kBlocks, Base::per_result, Base::rows, Base::columns;
+  static constexpr int kParts = Plan::waves * 4;  // warps
+  static_assert(Plan::tile_n == kMoeBlock * per_result, "a tile has the columns of a block");
+  static_assert(Plan::swap && Plan::y_waves == 1, "consumers have columns of the result");
 
   // column: of the tile, in tiles. exchange: shared memory. Threads of all consumers take part.
   TW_SM90 void store(int column, int wave, uint32_t exchange, int barrier) const {
@@ -155,6 +262,8 @@ struct MoeQuantised {
       }
     }
     join_barrier(barrier, Plan::waves * kWarpgroup);
+    // The second tile of a pair may lie outside.
+    const bool tells = wave == 0 && warp == 0 && lane / 4 == 0 && column * kMoeBlock < columns;
 #pragma unroll 1
     for (int chunk = 0; chunk < kChunks; chunk++) {
       float most[8];
@@ -168,8 +277,8 @@ struct MoeQuantised {
           const float other = gpu::float_of(gpu::load_shared<1>(exchange + (part * Plan::tile_m + row) * 4).w[0]);
           most[i] = most[i] < other ? other : most[i];
         }
-        if (wave == 0 && warp == 0 && lane / 4 == 0 && row < rows)
-          gpu::store_global((char*)(scales + row * row_stride + column * block_stride), most[i] / kMoeLargest);
+        if (tells && row < rows)
+          this->tell(row, column, most[i]);
       }
 #pragma unroll
       for (int r = 0; r < kRepeats; r++) {
@@ -185,10 +294,11 @@ struct MoeQuantised {
 #pragma unroll
             for (int e = 0; e < 2; e++) {
               const float scaled = value(sums, b * 2 + e, h) * (kMoeLargest / most[b * 2 + e]);
-              two |= fp8_bits(scaled) << (e * 16);
+              two |= (uint32_t)(uint8_t)Base::fp8_pair(scaled, 0.0f) << (e * 16);
             }
             const uint32_t turned = transpose_fragment(two);  // of row lane / 4: columns quad * 2 and the next
-            put(turned, chunk * 32 + b * 8 + lane / 4, line / per_result + h * 8 + quad * 2);
+            this->put((uint16_t)((turned & 0xff) | (turned >> 8 & 0xff00)), chunk * 32 + b * 8 + lane / 4,
+                      line / per_result + h * 8 + quad * 2);
           }
         }
       }
@@ -199,26 +309,8 @@ struct MoeQuantised {
   // Row i of a chunk's eight of this thread; plain: half h.
   TW_SM90 float value(const uint32_t (&sums)[kChunk], int i, int h) const {
     const int at = i / 2 * 4 + i % 2;
-    if constexpr (Results::gated)
-      return gpu::apply_unary<Unary::Silu>(gpu::float_of(sums[at]) * alpha, 0.0f, 0.0f) *
-             (gpu::float_of(sums[at + 2]) * alpha);
-    else return gpu::float_of(sums[at + h * 2]) * alpha;
-  }
-  static TW_SM90 uint32_t fp8_bits(float x) {
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-    return pair;
-  }
-  TW_SM90 void put(uint32_t two, int i, int j) const {
-    if (i >= rows || j >= columns) return;
-    char* const to = c + i * ld + j;
-    const uint16_t bytes = (uint16_t)((two & 0xff) | (two >> 8 & 0xff00));
-    if (((uintptr_t)to & 1) == 0 && j + 1 < columns) {
-      gpu::store_global(to, bytes);
-    } else {
-      gpu::store_global(to, (uint8_t)bytes);
-      if (j + 1 < columns) gpu::store_global(to + 1, (uint8_t)(bytes >> 8));
-    }
+    if constexpr (Results::gated) return this->gated(sums[at], sums[at + 2]);
+    else return gpu::float_of(sums[at + h * 2]) * this->alpha;
   }
 };
 

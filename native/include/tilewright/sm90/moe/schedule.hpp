@@ -73,7 +73,8 @@ struct MoeTile {
   int column;  // in tiles
 };
 
-template <int kTileM, int kTileN>
+// kShare: workgroups of a cluster, which take a tile of kTileN columns together.
+template <int kTileM, int kTileN, int kShare = 1>
 struct MoeQueue {
   uint32_t at;
   int index, end, columns;
@@ -83,7 +84,7 @@ struct MoeQueue {
 
   TW_SM90 MoeQueue(uint32_t table, const tw_moe_args& args)
       : at(table), columns(MoeTable<kTileM, kTileN>::columns_of(args)), masked(args.masked != 0) {
-    index = (int)blockIdx.x;
+    index = (int)blockIdx.x / kShare;
     end = load_pair(at + (int)args.product.batch * 8).x;
     here = load_pair(at);
     next_one = load_pair(at + 8);
@@ -102,7 +103,7 @@ struct MoeQueue {
     const int high = (tile.rows + kTileM - 1) / kTileM, within = index - here.x;
     tile.column = high == 1 ? within : quotient(within, high);
     tile.row = (within - tile.column * high) * kTileM;
-    index += (int)gridDim.x;
+    index += (int)gridDim.x / kShare;
     return true;
   }
 };

@@ -213,7 +213,8 @@ def stages_of(config: Tiled, arch: ArchSpec) -> int:
         return min(max(hip_prefetched(config, arch), offer.min_stages), offer.max_stages)
     if is_specialised(config, arch):
         room = arch.lds_bytes - _staged_c(config) - _gathered(config) - _BARRIER_BYTES
-        return min(max(room // max(staging_bytes(config, arch), 1), offer.min_stages), offer.max_stages)
+        stage = staging_bytes(config, arch) + config.bytes_beside_stage
+        return min(max(room // max(stage, 1), offer.min_stages), offer.max_stages)
     fitting = offer.min_stages
     while fitting < offer.max_stages and _shared_bytes(config, arch, fitting + 1) <= arch.lds_bytes:
         fitting += 1
@@ -230,7 +231,8 @@ def shared_bytes(config: Tiled, arch: ArchSpec) -> int:
 
 def _shared_bytes(config: Tiled, arch: ArchSpec, stages: int) -> int:
     if is_specialised(config, arch):
-        return stages * staging_bytes(config, arch) + _staged_c(config) + _gathered(config) + _BARRIER_BYTES
+        stage = staging_bytes(config, arch) + config.bytes_beside_stage
+        return stages * stage + _staged_c(config) + _gathered(config) + _BARRIER_BYTES
     if uses_matrix_unit(config, arch):
         return hip_shared_bytes(config, arch)
     shuffled = consumers(config) * _strip_bytes(config) if config.epilogue is Epilogue.CSHUFFLE else 0
