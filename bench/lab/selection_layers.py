@@ -1,9 +1,12 @@
 """Lists of attention and of convolutions for data of selection: training, and a hold-out that no training ever sees.
 
     python bench/lab/selection_layers.py train attention > attention.csv
+    python bench/lab/selection_layers.py more conv > conv_more.csv
     python bench/lab/selection_layers.py holdout conv > conv_holdout.csv
 
-The hold-out of convolutions has layers of other networks; that of attention other draws of lengths and heads.
+The hold-out of convolutions has layers of other networks; that of attention other draws of lengths and heads. ``more``
+is for training too: random layers, lengths and heads, none of which is a layer, or has lengths and heads, of the
+hold-out.
 """
 
 from __future__ import annotations
@@ -18,10 +21,21 @@ _LARGEST = 24 << 20
 """Elements of the largest operand."""
 _LENGTHS = {
     "train": (128, 256, 384, 512, 577, 1000, 1024, 2048, 4096, 8192),
+    "more": (64, 160, 200, 257, 384, 512, 729, 768, 1024, 1200, 1536, 2000, 2500, 4000, 5000, 8000),
     "holdout": (197, 320, 640, 1500, 3072, 6000),
 }
-_CACHES = {"train": (512, 1024, 2048, 4096, 8192, 32768), "holdout": (700, 3000, 6144, 16384)}
-_HEADS = {"train": ((12, 12), (16, 16), (32, 8), (32, 32), (8, 1)), "holdout": ((20, 20), (28, 4), (40, 8))}
+_CACHES = {
+    "train": (512, 1024, 2048, 4096, 8192, 32768),
+    "more": (300, 512, 800, 1300, 2048, 2600, 4096, 5000, 8192, 10000, 24000, 65536),
+    "holdout": (700, 3000, 6144, 16384),
+}
+_HEADS = {
+    "train": ((12, 12), (16, 16), (32, 8), (32, 32), (8, 1)),
+    "more": ((6, 6), (10, 10), (12, 12), (16, 16), (24, 24), (32, 8), (64, 8), (16, 2), (14, 2), (32, 32), (8, 1)),
+    "holdout": ((20, 20), (28, 4), (40, 8)),
+}
+_COUNTS = {"train": 66, "more": 200, "holdout": 20}
+_SEEDS = {"train": 1, "more": 3, "holdout": 2}
 _LAYERS = {  # (channels, results, pixels, filter, stride)
     "train": (  # ResNet-50, VGG, MobileNet's pointwise, EfficientNet, U-Net of Stable Diffusion
         (64, 64, 56, 3, 1), (64, 256, 56, 1, 1), (256, 64, 56, 1, 1), (128, 128, 28, 3, 1), (256, 128, 56, 1, 1),
@@ -40,9 +54,9 @@ _LAYERS = {  # (channels, results, pixels, filter, stride)
 
 def attention(kind: str) -> list[Row]:
     """Forward passes, gradients, and steps of decoding, mixed."""
-    rng = random.Random(1 if kind == "train" else 2)
+    rng = random.Random(_SEEDS[kind])
     found: dict[tuple[Any, ...], Row] = {}
-    while len(found) < (66 if kind == "train" else 20):
+    while len(found) < _COUNTS[kind]:
         heads, heads_k = rng.choice(_HEADS[kind])
         row: Row = {"heads": heads, "heads_k": heads_k, "hdim": rng.choice((64, 128, 128))}
         if rng.random() < 0.45:
@@ -60,9 +74,9 @@ def attention(kind: str) -> list[Row]:
 
 def conv(kind: str) -> list[Row]:
     """Layers in the three directions, mixed."""
-    rng = random.Random(1 if kind == "train" else 2)
+    rng = random.Random(_SEEDS[kind])
     found: list[Row] = []
-    for channels, results, pixels, side, stride in _LAYERS[kind]:
+    for channels, results, pixels, side, stride in _random_layers(rng) if kind == "more" else _LAYERS[kind]:
         for direction in ("fwd", "bwd_data", "bwd_weight"):
             fits = [n for n in (1, 4, 8, 16, 32, 64) if n * max(channels, results) * pixels * pixels <= _LARGEST]
             found.append({
@@ -74,6 +88,19 @@ def conv(kind: str) -> list[Row]:
     return found
 
 
+def _random_layers(rng: random.Random) -> Iterator[tuple[int, int, int, int, int]]:
+    """Layers of no network in particular; none is one of the hold-out."""
+    channels = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 288, 384, 512, 576, 768, 1024, 1280, 1536, 2048)
+    for _ in range(110):
+        side = rng.choice((1, 1, 1, 3, 3, 3, 3, 5))
+        stride = rng.choice((1, 1, 1, 2))
+        pixels = rng.choice((7, 8, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128))
+        layer = (rng.choice(channels), rng.choice(channels), pixels, side, stride)
+        fits = layer[0] * layer[1] * side * side <= 1 << 24 and max(layer[:2]) * pixels * pixels <= _LARGEST
+        if fits and layer not in _LAYERS["holdout"]:
+            yield layer
+
+
 def lines(rows: list[Row]) -> Iterator[str]:
     """The list as CSV."""
     yield ",".join(rows[0])
@@ -83,7 +110,7 @@ def lines(rows: list[Row]) -> Iterator[str]:
 def main() -> None:
     """Print the list."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("train", "holdout"))
+    parser.add_argument("kind", choices=tuple(_SEEDS))
     parser.add_argument("what", choices=("attention", "conv"))
     given = parser.parse_args()
     print("\n".join(lines((attention if given.what == "attention" else conv)(given.kind))))

@@ -50,6 +50,15 @@ def test_times_and_kernels_of_arrays_are_those_of_one_by_one(direction: str, lay
         assert operation.predict(problem, config, H200).seconds == pytest.approx(times[row], rel=1e-9)
 
 
+def test_kernels_of_the_copy_engine_may_win_where_their_narrowest_tile_is_twice_as_wide_as_the_product() -> None:
+    operation = OPERATIONS["bwd_data"]
+    problem = operation.parse(case_of("bwd_data", "pointwise", c=32).request())
+    space = operation.search_space(problem, H200)
+    times = operation.search_times(problem, operation.search_table(space, H200), H200)
+    possible = [config for config, seconds in zip(space, times, strict=True) if np.isfinite(seconds)]
+    assert any(config.pipeline == "ws" for config in possible)
+
+
 def test_the_space_holds_what_the_server_would_choose() -> None:
     operation = OPERATIONS["fwd"]
     problem = operation.parse(case_of("fwd", "3x3").request())
@@ -66,7 +75,14 @@ def test_problems_that_the_space_has_no_kernels_for_are_of_no_class(changes: dic
     assert operation.search_class(operation.parse(case_of("fwd", "3x3", **changes).request()), H200) == ""
 
 
-@pytest.mark.parametrize(("direction", "file"), [("fwd", "h200_conv"), ("bwd_weight", "h200_conv_backward_weight")])
+@pytest.mark.parametrize(
+    ("direction", "file"),
+    [
+        ("fwd", "h200_conv"),
+        ("bwd_weight", "h200_conv_backward_weight"),
+        ("bwd_data", "h200_conv_backward_data"),
+    ],
+)
 def test_the_shipped_model_proposes_valid_kernels_by_the_features_that_it_was_trained_with(
     direction: str, file: str
 ) -> None:

@@ -209,7 +209,7 @@ def times(problem: ConvProblem, table: Table, device: DeviceInfo) -> Floats:
     m, n = max(phase.m for phase in phases), max(phase.n for phase in phases)
     engine, split = table["pipeline"] == 0, table["split_k"]
     parts = _parts(problem, table, device)
-    out = (table["tile.0"] >= 2.0 * max(m, 64)) | (table["tile.1"] >= 2.0 * max(n, 32))
+    out = (table["tile.0"] > 2.0 * max(m, 64)) | (table["tile.1"] > 2.0 * max(n, 32))
     out |= (split > 1) & ((parts["steps"] < 2) | (parts["tiles"] * split > 4.0 * units_of(device)))
     if len(phases) > 1:
         out |= engine | (split > 1)
