@@ -83,7 +83,7 @@ struct FmhaBackwardBlocks {
     const int group = (int)(args.heads_q / args.heads_k), count = max_of(min_of((int)item.k_rows - j0, n0), 0);
     Range range = {0, 0, (int)uniform((uint32_t)(hk * group + group)), 0x7fffffff, 0};
     if (count > 0) {
-      // Of the queries that see any of the keys, whole blocks.
+      // Whole blocks of the queries that see any of the keys.
       const int first = (int)fmha_min(FmhaGradient<Config>::first_seer(args, item, j0), item.q_rows) / m0 * m0;
       range.first = (int)uniform((uint32_t)first);
       range.end = (int)uniform((uint32_t)FmhaGradient<Config>::last_seer(args, item, j0 + count - 1) + 1);
@@ -92,7 +92,7 @@ struct FmhaBackwardBlocks {
       const int last = j0 + n0 - 1, sink = Config::mask == FmhaMask::no ? 0 : (int)args.sink_size;
       const int64_t whole = FmhaGradient<Config>::first_seer(args, item, last);
       range.whole = (int)uniform((uint32_t)fmha_min(whole, 0x7fffffff));
-      // Of keys that are no sink the first one is the first that later queries do not see.
+      // The first of the keys that are no sink is the first that later queries do not see.
       const int first = min_of(max_of(j0, sink), last);
       range.whole_end = (int)uniform((uint32_t)FmhaGradient<Config>::last_seer(args, item, first) + 1);
     }
@@ -194,7 +194,7 @@ struct FmhaBackwardBlocks {
     if (part == 4) to.lse = number(rows_at<4>(at.lse, at.lse_ld), own.lse, i0 * at.lse_ld);
     if (part == 6) to.delta = number(rows_at<4>(at.delta, 4), own.delta, i0 * 4);
   }
-  // What P takes of a row's sum. One that saw nothing has no probabilities, nor has one that does not exist.
+  // P's share of a row's sum. One that saw nothing has no probabilities, nor has one that does not exist.
   TW_DEVICE uint32_t line_of(const Arriving& from, int i0) const {
     const float lse = float_of(from.lse);
     const bool seen = (i0 + thread % m0 < (int)item.q_rows) & (lse != minus_infinity());
