@@ -153,6 +153,9 @@ class Soak:
         for actor, _, _ in self.actors:
             self.faults.append("a client did not end")
             actor.kill()
+        for pid in self.names:  # what those had shared that were killed
+            for left in Path("/dev/shm").glob(f"tw-soak-{pid}-*"):
+                left.unlink(missing_ok=True)
 
     def run(self, servers: dict[str, Served]) -> None:
         begin = time.monotonic()
