@@ -205,6 +205,11 @@ def outcome_unknown(reason: str) -> UnknownOutcomeError:
     )
 
 
+def is_unbound(error: TilewrightError) -> bool:
+    """True if a launch did not begin, its binding being unknown: that went with its memory or its device's process."""
+    return isinstance(error, NotFoundError) and error.rule == "binding_id"
+
+
 def is_unfinished(error: TilewrightError) -> bool:
     """True if the server may still be working on the call."""
     return isinstance(error, UNFINISHED) and not error.repeatable

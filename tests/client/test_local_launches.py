@@ -11,6 +11,8 @@ import pytest
 from client_helpers import close, device_workers, objects, random
 
 import tilewright as tw
+from tilewright.dispatch.plans.bound import BoundState
+from tilewright.session.state import Core
 from tilewright.transport import rpc as steps
 from tilewright_proto.v1 import memory_pb2
 
@@ -129,7 +131,43 @@ def test_a_closed_binding_fails_its_launch_and_the_pipeline_goes_on(client: tw.C
             pipeline.launch(stale if number == 7 else bound)
     assert [number for number, _ in pipeline.failures] == [7]
     close(bound.out, a @ b)
-    stale()  # is bound again by itself
+    with client.pipeline() as pipeline:
+        pipeline.launch(stale)  # is bound again by itself
+
+
+def test_calls_whose_bindings_are_gone_bind_again(client: tw.Client, real_server) -> None:
+    a, out = client.asarray(random(8, 8)), client.empty((8, 8))
+    plan = client.plan_gemm(a, a)
+    bound = plan.bind(a, a, out=out)
+    for call in (bound, lambda: plan(a, a, out=out), lambda: bound.launch().synchronize()):
+        for _ in range(6):  # some by requests, then by a binding
+            call()
+        drop_bindings(client._subject, bound._state)
+        assert has_bindings(client, 0)
+        out[:] = 0
+        close(call(), a @ a)
+
+    async def main() -> None:
+        async with tw.aio.connect(real_server.target, launch="server") as other:
+            a, out = await other.asarray(random(8, 8)), await other.empty((8, 8))
+            plan = await other.plan_gemm(a, a)
+            bound = await plan.bind(a, a, out=out)
+            for call in (bound, lambda: plan(a, a, out=out)):
+                for _ in range(6):
+                    await call()
+                drop_bindings(other._subject, bound._state)
+                out[:] = 0
+                close(await call(), a @ a)
+
+    asyncio.run(main())
+
+
+def drop_bindings(core: Core, bound: BoundState) -> None:
+    """Give back what a plan and one that is bound have settled, behind their backs."""
+    held = [*bound.plan.short._bindings.values(), *([bound.binding] if bound.binding is not None else [])]
+    assert held
+    for binding in held:
+        core.release_binding(binding.session, binding.id)
 
 
 def test_threads_launch_at_the_same_time(client: tw.Client) -> None:

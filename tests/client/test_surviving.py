@@ -67,6 +67,19 @@ def test_what_failed_while_it_ran_is_not_made_again() -> None:
         run(made(LAUNCH, LOOK), failed(), lost())
 
 
+def unbound() -> tw.NotFoundError:
+    return tw.NotFoundError("no such binding", field="binding", value="7", rule="binding_id", fix="bind again")
+
+
+def test_a_launch_of_an_unknown_binding_is_made_again_once_unless_another_took_effect() -> None:
+    assert run(made(LOOK, LAUNCH), None, unbound(), None) == [LOOK, LAUNCH, LOOK, LAUNCH]
+    assert isinstance(run(made(LAUNCH), unbound(), lost())[-1], Renew)  # and goes on as if it were the first time
+    with pytest.raises(tw.NotFoundError):
+        run(made(LAUNCH), unbound(), unbound())
+    with pytest.raises(tw.NotFoundError):
+        run(made(LAUNCH, LAUNCH), None, unbound())
+
+
 class Refusing(DeviceServer):
     """Refuses sessions as often as ``rules`` says, by these rules."""
 

@@ -13,6 +13,7 @@ from tilewright.errors import (
     ResourceExhaustedError,
     TilewrightError,
     UnavailableError,
+    is_unbound,
     outcome_unknown,
 )
 from tilewright.session.state import Core
@@ -58,11 +59,13 @@ def surviving(core: Core, make: Callable[[], Flow[T]], limit: float | None, pati
 
     A flow that ends with an error that came before anything had begun is made again: in a new session, if its own is
     over and the client may open another (for ``limit`` seconds, the call's own, and ``patience`` at the most), or after
-    the time that the server asked for, if it was refused. Raises what the flow raises otherwise; for a call that had
+    the time that the server asked for, if it was refused, or at once, but only once, if the server did not know its
+    binding, which whoever launched it has forgotten by then. Raises what the flow raises otherwise; for a call that had
     begun that is ``UnknownOutcomeError``.
     """
     waits = Patience(limit, core.retries)
     end: float | None = None
+    bound_again = False
     while True:
         begun = False
         flow = make()
@@ -105,6 +108,8 @@ def surviving(core: Core, make: Callable[[], Flow[T]], limit: float | None, pati
                 raise failure
             yield Wait(pause)
             yield Renew(PATIENCE_S)
+        elif not begun and not bound_again and is_unbound(failure):
+            bound_again = True
         else:
             raise failure
 
@@ -151,7 +156,7 @@ def _is_reopened(error: TilewrightError) -> bool:
 
 
 def _is_unbegun(error: TilewrightError) -> bool:
-    return error.repeatable or _is_refused(error)
+    return error.repeatable or _is_refused(error) or is_unbound(error)
 
 
 def _is_held_up(step: Step, error: TilewrightError) -> bool:

@@ -2,14 +2,17 @@
 know. Kernels leave their outputs as they were; all else is as on a machine with a GPU.
 """
 
+import asyncio
+import contextlib
 import ctypes
 import importlib.util
+import inspect
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +326,58 @@ def test_a_binding_that_was_never_launched_outlives_its_device(own_target, gpu, 
         assert gpu.comes_to_rest(torch.current)
 
 
+@pytest.mark.extended
+def test_a_connection_to_the_new_process_of_a_device_binds_again(own_target, gpu, torch) -> None:
+    """A session's first connection to it, for one more stream, knows nothing of what the old one had bound."""
+    a, b, out = tensors(torch, gpu.allocate(1 << 20))
+
+    async def main(stack: contextlib.AsyncExitStack) -> None:
+        def opened() -> tw.Client:
+            return stack.enter_context(tw.connect(own_target, launch="server"))
+
+        async def opened_too() -> tw.aio.Client:
+            return await stack.enter_async_context(tw.aio.connect(own_target, launch="server"))
+
+        # Each of its own session: what one call finds lost, its session forgets at once.
+        bound, launched, piped = (opened().plan_gemm(a, b, out=out).bind(a, b, out=out) for _ in range(3))
+        plan, named, other = opened().plan_gemm(a, b, out=out), opened(), opened()
+        bound_too = await (await (await opened_too()).plan_gemm(a, b, out=out)).bind(a, b, out=out)
+        plan_too, named_too = await (await opened_too()).plan_gemm(a, b, out=out), await opened_too()
+        calls: list[Callable[[], Any]] = [
+            bound,
+            lambda: launched.launch().out,
+            lambda: plan(a, b, out=out),
+            lambda: named.gemm(a, b, out=out),
+            bound_too,
+            lambda: plan_too(a, b, out=out),
+            lambda: named_too.gemm(a, b, out=out),
+        ]
+        for call in (*calls, piped):
+            found = call()
+            assert (await found if inspect.isawaitable(found) else found) is out
+        assert gpu.comes_to_rest(torch.current)
+        end_worker()
+        assert other.gemm(a, b, out=out) is out  # by the new one
+        torch.current = gpu.stream()
+        for call in calls:
+            found = call()
+            assert (await found if inspect.isawaitable(found) else found) is out
+        pipeline = piped._client.pipeline()  # type: ignore[attr-defined]
+        pipeline.launch(piped)
+        with pytest.raises(tw.NotFoundError) as caught:  # nobody waits for the launches of a pipeline one by one
+            pipeline.join()
+        assert caught.value.rule == "binding_id"
+        pipeline.launch(piped)
+        pipeline.join()
+        assert gpu.comes_to_rest(torch.current)
+
+    async def within() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            await main(stack)
+
+    asyncio.run(within())
+
+
 def end_worker() -> None:
     """Kill the processes of devices that servers of this process run, and wait until they are gone."""
     found = device_workers(os.getpid())
@@ -333,8 +388,6 @@ def end_worker() -> None:
 
 
 def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:
-    import asyncio
-
     async def main() -> None:
         async with tw.aio.connect(target, launch="server") as client:
             a, b, out = tensors(torch, gpu.allocate(1 << 20))

@@ -186,17 +186,9 @@ class BoundState:
             launched: Launched = yield from watched(self.plan.core, go, self.load)
         except NoLaneError:
             return None
-        except UnavailableError:
+        except (NotFoundError, UnavailableError):  # it went with its memory, or with the device: see ``surviving``
             self.forget()
             raise
-        except NotFoundError:
-            # The binding went with a region that was given back meanwhile: once more, from the beginning.
-            self.load = None
-            binding = yield from self.settled()
-            if binding is None or self.go is None:
-                return None
-            again = functools.partial(self.go, stream, wait)
-            launched = yield from watched(self.plan.core, again, self.load)
         self._tell(launched, wait)
         return launched
 

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tilewright.dispatch.bindings.binding import Binding, Launched, launch_stream
-from tilewright.errors import InvalidArgumentError, TilewrightError, UnavailableError
+from tilewright.errors import InvalidArgumentError, TilewrightError, UnavailableError, is_unbound
 from tilewright.gpu.streams import stream_handle
 from tilewright.session.state import Core
 from tilewright.transport import frames
@@ -236,6 +236,9 @@ class PipelineState:
     def join(self) -> list[tuple[int, TilewrightError]]:
         """Send the rest and make the stream wait for everything. Returns what failed: (number of the launch, why)."""
         self._settle()
+        if any(is_unbound(error) for _, error in self._failures):
+            for bound in self._held.values():  # the next launch binds again
+                bound.forget()
         self._held.clear()
         failures, self._failures = sorted(self._failures, key=lambda item: item[0]), []
         return failures
