@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.errors import InvalidArgumentError, NotFoundError, TilewrightError, UnsupportedError
+from tilewright.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from tilewright.gpu.driver import LEGACY_STREAM, GpuDriver
 from tilewright.gpu.registry import KINDS, driver_of
 from tilewright.gpu.streams import stream_handle
@@ -20,6 +20,7 @@ from tilewright.session.state import Core, Session, uuid_digits
 from tilewright.tensor import dlpack
 from tilewright.tensor.interop import DeviceTensor
 from tilewright.tensor.resident import BufferState, create
+from tilewright.tensor.unmapping import unmapper
 from tilewright.transport import rpc
 from tilewright.transport.rpc import Flow, Rpc, Work
 from tilewright.types.dtypes import DTYPES, DTypeLike
@@ -55,7 +56,8 @@ class DeviceArray:
         self._address = base + offset
         self._stream = stream
         self.spec = spec
-        self._finalizer = weakref.finalize(self, _unmap, gpu, ordinal, base)
+        unmapper().start()
+        self._finalizer = weakref.finalize(self, unmapper().put, gpu, ordinal, base, state)
         self._finalizer.atexit = False
         state.core.maps, state.core.mapped[self._address] = True, self
 
@@ -192,11 +194,6 @@ def find_mapped(core: Core, address: int) -> DeviceArray | None:
     # A copy: other threads make arrays meanwhile.
     arrays: list[DeviceArray | None] = [reference() for reference in mapped.valuerefs()]
     return next((array for array in arrays if array is not None and array.covers(address)), None)
-
-
-def _unmap(gpu: GpuDriver, ordinal: int, base: int) -> None:
-    with contextlib.suppress(TilewrightError):  # the process may be on its way out
-        gpu.close_legacy(ordinal, base)  # behind whatever still uses it
 
 
 def device_empty(

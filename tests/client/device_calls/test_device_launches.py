@@ -145,7 +145,7 @@ def test_a_stream_waits_for_launches_of_a_pipeline_whose_last_one_failed(
     plan = client.plan_gemm(a, b)
     good, bad = plan.bind(a, b, out=c), plan.bind(b, a, out=c)
     good(), bad()
-    server.peer.failing.add(9002)
+    server.peer.failing |= {9002, 9004}  # bad, and bad bound again
     for ties in (False, True):
         server.peer.ties = ties
         before = len(fake.calls("wait"))
