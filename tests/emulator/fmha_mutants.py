@@ -123,8 +123,8 @@ FMHA_MUTANTS = [
     FmhaMutant(
         "the last workgroup but one adds the parts",
         JOIN,
-        "+ 1 != (int)args.splits) return;",
-        "+ 2 != (int)args.splits) return;",
+        "+ 1 != parts) return;",
+        "+ 2 != parts) return;",
         "more_parts_than_blocks",
         "decode",
     ),

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 from hostile_servers import GEMM, LIMITED, STRANGER, bystander_lives, healthy
-from rpc_harness import FAKE, Client, ServerProcess, inline
+from rpc_harness import FAKE, Client, ServerProcess, eventually, inline
 
 from tilewright_proto.v1 import dispatch_pb2 as dp
 from tilewright_proto.v1 import tensor_pb2 as tp
@@ -108,6 +109,13 @@ def test_a_log_and_an_audit_log_on_a_full_disk_hold_up_nobody(tmp_path: Path) ->
         assert server.stop() == 0
 
 
+def is_let_in(address: str) -> bool:
+    try:
+        return healthy(address)
+    except grpc.RpcError:
+        return False
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("descriptors", [24, 48, 64, 100])
 def test_few_descriptors_are_enough_or_refused_with_a_reason(tmp_path: Path, descriptors: int) -> None:
@@ -124,6 +132,8 @@ def test_few_descriptors_are_enough_or_refused_with_a_reason(tmp_path: Path, des
             assert process.stdout is not None
             assert process.stdout.readline() == "opened\n"
             process.kill()
+        # What is gone gives its descriptors back; whoever comes before is sent away.
+        assert eventually(lambda: is_let_in(address))
         bystander_lives(address)
         assert server.alive
 

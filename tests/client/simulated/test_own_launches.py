@@ -6,6 +6,8 @@ import ctypes
 import importlib.util
 import os
 import shutil
+import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -144,3 +146,29 @@ def test_threads_that_have_another_context_launch_in_that_of_the_plan(target: st
         finally:
             gpu.call("cuCtxSetCurrent", ctypes.c_void_p(primary))
         assert bound() is out
+
+
+def test_arrays_that_are_collected_behind_a_held_stream_hold_up_nobody(target: str, gpu: Gpu, torch: Any) -> None:
+    with tw.connect(target, launch="server") as client:
+        base = gpu.allocate(4 * PART)
+        a, b, out = (torch.Tensor(base + index * PART, (64, 64), "bfloat16") for index in range(3))
+        bound = client.plan_gemm(a, b).bind(a, b, out=out)
+        bound()
+        array = client.device_empty((16, 16), "fp32")
+
+        def held() -> int:
+            return int(client.kernels.statistics()["buffers"])
+
+        buffers, gone = held(), weakref.ref(array)
+        release = gpu.hold(torch.current)
+        del array
+        assert gone() is None
+        launch = bound.launch()
+        assert not launch.done  # its memory is still there, for what may use it
+        assert held() == buffers
+        release()
+        launch.synchronize()
+        deadline = time.monotonic() + 20
+        while held() == buffers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert held() == buffers - 1

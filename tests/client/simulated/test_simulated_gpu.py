@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -386,31 +385,6 @@ def end_worker() -> None:
     for worker in found:
         worker.kill()
     psutil.wait_procs(found, 10)
-
-
-def test_arrays_that_are_collected_behind_a_held_stream_hold_up_nobody(target, gpu, torch) -> None:
-    with tw.connect(target, launch="server") as client:
-        a, b, out = tensors(torch, gpu.allocate(1 << 20))
-        bound = client.plan_gemm(a, b).bind(a, b, out=out)
-        bound()
-        array = client.device_empty((16, 16), "fp32")
-
-        def held() -> int:
-            return client.kernels.statistics()["buffers"]
-
-        buffers, gone = held(), weakref.ref(array)
-        release = gpu.hold(torch.current)
-        del array
-        assert gone() is None
-        launch = bound.launch()
-        assert not launch.done  # its memory is still there, for what may use it
-        assert held() == buffers
-        release()
-        launch.synchronize()
-        deadline = time.monotonic() + 20
-        while held() == buffers and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert held() == buffers - 1
 
 
 def test_the_asyncio_client_is_ordered_too(target, gpu, torch) -> None:

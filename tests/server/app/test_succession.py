@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -79,7 +80,10 @@ def listening(pid: int, port: int) -> int:
     """Descriptors of a process for the socket that listens at a port."""
     rows = (line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:])
     inodes = {row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port}
-    links = [str(item.readlink()) for item in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for item in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(str(item.readlink()))
     return sum(link == f"socket:[{inode}]" for inode in inodes for link in links)
 
 
