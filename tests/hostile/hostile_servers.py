@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -153,6 +155,20 @@ def bystander_lives(address: str, *, statistics: bool = False) -> None:
             assert client.kernels.Statistics(kp.StatisticsRequest(), timeout=WAIT_S)
         else:
             assert copies(client) == bytes(range(16))
+
+
+@contextlib.contextmanager
+def stopped(server: ServerProcess, program: str) -> Iterator[subprocess.Popen[str]]:
+    """A client that is stopped in the middle of its work, where it says "there", and killed in the end."""
+    command = [sys.executable, "-c", program, server.addresses[0]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 class SparseFile(MemoryFile):

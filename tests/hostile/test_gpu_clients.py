@@ -8,15 +8,13 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from gpu_servers import KINDS, GpuServer, OnGpu, another_process_computes, bystander_computes, gpu_server
-from hostile_servers import WAIT_S, Peak, SparseFile, unread
+from hostile_servers import WAIT_S, Peak, SparseFile, stopped, unread
 from local_harness import HEADER, LAUNCH, REPLY, Wire
 from rpc_harness import Client, detail_of, eventually, in_region, refused
 
@@ -172,27 +170,13 @@ def test_results_of_the_device_make_no_page_of_a_sparse_file(server: GpuServer, 
     file.close()
 
 
-@contextlib.contextmanager
-def stopped(server: GpuServer, work: str) -> Iterator[subprocess.Popen[str]]:
-    """A client that is stopped in the middle of its work, and killed in the end."""
-    command = [sys.executable, "-c", BEGIN + work, server.addresses[0]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGSTOP)
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.parametrize("work", STAGES.values(), ids=STAGES)
 def test_clients_of_a_gpu_that_are_stopped_hold_up_nobody_and_leave_nothing(
     server: GpuServer, attacker: OnGpu, work: str
 ) -> None:
     with contextlib.ExitStack() as clients:
         for _ in range(2):
-            clients.enter_context(stopped(server, work))
+            clients.enter_context(stopped(server, BEGIN + work))
         for _ in range(2):
             bystander_computes(server)
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_servers import WAIT_S, bystander_lives
+from hostile_servers import WAIT_S, bystander_lives, stopped
 from rpc_harness import ServerProcess, eventually
 
 HERE = Path(__file__).parent
@@ -58,19 +54,6 @@ there()
 STAGES = {"with a region": REGION, "within a stream": STREAM, "reading no replies": UNREAD, "in a packet": LOCAL}
 
 
-@contextlib.contextmanager
-def stopped(server: ServerProcess, work: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", BEGIN + work, server.addresses[0]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGSTOP)
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize("work", STAGES.values(), ids=STAGES)
 def test_clients_that_are_stopped_hold_up_nobody_and_leave_nothing(tmp_path: Path, work: str) -> None:
@@ -81,7 +64,7 @@ def test_clients_that_are_stopped_hold_up_nobody_and_leave_nothing(tmp_path: Pat
         before = len(server.descriptors())
         with contextlib.ExitStack() as clients:
             for _ in range(3):
-                clients.enter_context(stopped(server, work))
+                clients.enter_context(stopped(server, BEGIN + work))
             for _ in range(3):
                 bystander_lives(address)
         assert eventually(lambda: server.regions() == (0, 0), WAIT_S)
@@ -91,5 +74,5 @@ def test_clients_that_are_stopped_hold_up_nobody_and_leave_nothing(tmp_path: Pat
 
 
 def test_a_server_ends_while_a_client_is_stopped(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path) as server, stopped(server, REGION):
+    with ServerProcess(tmp_path) as server, stopped(server, BEGIN + REGION):
         assert server.stop() == 0

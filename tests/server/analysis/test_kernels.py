@@ -193,7 +193,7 @@ def test_a_loop_that_has_a_whole_turn_is_not_left_for_the_one_around(name: str, 
 
 
 def test_turns_that_a_mask_cuts_count_with_the_loop_that_they_take(toolchain: HipToolchain) -> None:
-    """Of 4096 queries and keys in blocks of 32 and 128, a causal mask cuts 4 blocks of each column of 66 on average."""
+    """A causal mask over 4096 queries and keys in blocks of 32 and 128 cuts 4 of 66 blocks in a column on average."""
     arch, operation = tilewright_arch.load("gfx950"), load_operation("attention_backward")
     config = next(
         item

@@ -68,7 +68,7 @@ def test_kernel_that_faults_ends_only_the_worker(bench: Bench) -> None:
 
 @pytest.mark.parametrize("nbytes", [4096, 16 << 20], ids=["at once", "in parts"])
 def test_worker_that_is_killed_during_a_copy_leaves_no_mapping(bench: Bench, nbytes: int) -> None:
-    """Whoever keeps the error keeps the frames of the copy, and not the memory that it went through."""
+    """An error that is kept keeps the frames of the copy, and not the memory that it went through."""
     buffer, caught = bench.device.allocate(nbytes), []
 
     def copy() -> None:
